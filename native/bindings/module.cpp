@@ -1,0 +1,15 @@
+#include "module.h"
+
+#ifdef OCTAVO_DEV
+#include "tests/faulty_kernels.h"
+#endif
+
+NB_MODULE(_native, m) {
+  m.doc() = "Octavo's native core: packed weights, kernels, the executor.";
+  bind_weights(m);
+  bind_sample(m);
+  bind_executor(m);
+#ifdef OCTAVO_DEV
+  m.def("register_faulty_kernels", &octavo::register_faulty_kernels);
+#endif
+}

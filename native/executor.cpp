@@ -1,0 +1,374 @@
+#include "executor.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace octavo {
+namespace {
+
+constexpr std::int64_t kHeadRows = 64;  // rows of logits held at once
+
+// Chunks small enough to balance the threads, large enough to be worth asking for.
+std::int64_t chunk_of(std::int64_t count, int threads, std::int64_t multiple) {
+  const std::int64_t chunk = count / (threads * 6) / multiple * multiple;
+  return std::max(chunk, multiple);
+}
+
+std::string at(const char* what, std::int64_t index) { return std::string(what) + " at index " + std::to_string(index); }
+
+}  // namespace
+
+struct Executor::Step {
+  const BatchView& batch;
+  const SamplingView& sampling;
+  const StepOutput& output;
+  std::vector<SequenceRows> sequences;
+  std::vector<std::int32_t> sequence_of_row;
+  AttentionPlan attention;
+};
+
+std::unique_ptr<Executor> Executor::make(Plan plan, const ExecutorOptions& options, std::string& error) {
+  const KVLayout& kv = options.kv;
+  if (kv.layers < 1 || kv.kv_heads < 1 || kv.head_dim < 2 || options.num_blocks < 1 || options.max_rows < 1 ||
+      options.kernels == nullptr) {
+    error = "bad executor options";
+    return nullptr;
+  }
+  error = plan.check(kv.layers, kv.kv_heads, kv.head_dim);
+  if (!error.empty()) return nullptr;
+  std::unique_ptr<Executor> executor(new Executor(std::move(plan), options));
+  if (!executor->allocate()) {
+    error = "the system refused the memory for " + std::to_string(options.num_blocks) + " KV blocks of " +
+            std::to_string(kv.block_bytes()) + " bytes";
+    return nullptr;
+  }
+  return executor;
+}
+
+bool Executor::allocate() {
+  while (!std::holds_alternative<SelectOp>(plan_.instructions[head_begin_])) ++head_begin_;
+  const std::int64_t body_rows = std::max(options_.max_rows, kHeadRows);
+  for (std::size_t i = 0; i < plan_.buffers.size(); ++i) {
+    const BufferSpec& spec = plan_.buffers[i];
+    const std::int64_t rows = static_cast<int>(i) == plan_.logits ? kHeadRows : body_rows;
+    const std::int64_t row_bytes = spec.quantised ? (spec.width + kGroup - 1) / kGroup * static_cast<std::int64_t>(sizeof(QBlock))
+                                                  : spec.width * static_cast<std::int64_t>(sizeof(float));
+    buffers_.push_back(allocate_aligned(static_cast<std::size_t>(rows * row_bytes)));
+    if (buffers_.back() == nullptr) return false;
+  }
+  for (const RopeFrequencies& rope : plan_.ropes) ropes_.emplace_back(rope.inverse);
+  scratch_.resize(static_cast<std::size_t>(options_.threads));
+  pool_ = allocate_aligned(static_cast<std::size_t>(options_.num_blocks * options_.kv.block_bytes()));
+  return pool_ != nullptr;
+}
+
+std::string Executor::check(const BatchView& b) const {
+  if (b.rows < 1 || b.rows > options_.max_rows) return "a step takes 1 to " + std::to_string(options_.max_rows) + " rows, not " + std::to_string(b.rows);
+  if (b.sequences < 1) return "a step needs a sequence";
+  for (std::int64_t r = 0; r < b.rows; ++r) {
+    if (b.token_ids[r] < 0 || b.token_ids[r] >= vocab()) return at("a token id outside the vocabulary", r);
+  }
+  if (b.sequence_rows[0] != 0 || b.sequence_rows[b.sequences] != b.rows || b.block_offsets[0] != 0 ||
+      b.block_offsets[b.sequences] != b.block_table_size) {
+    return "sequence rows or block offsets do not cover the batch";
+  }
+  for (std::int64_t s = 0; s < b.sequences; ++s) {
+    const std::int64_t begin = b.sequence_rows[s], end = b.sequence_rows[s + 1];
+    const std::int64_t table = static_cast<std::int64_t>(b.block_offsets[s + 1]) - b.block_offsets[s];
+    if (begin < 0 || end <= begin || end > b.rows || table < 0) return at("a bad row or block range of the sequence", s);
+    if (b.positions[begin] < 0) return at("a negative position", begin);
+    for (std::int64_t r = begin + 1; r < end; ++r) {
+      if (b.positions[r] != b.positions[r - 1] + 1) return at("positions that are not consecutive", r);
+    }
+    if (b.positions[end - 1] / kBlockTokens >= table) return at("a block table too short for the sequence", s);
+  }
+  for (std::int64_t i = 0; i < b.block_table_size; ++i) {
+    if (b.block_tables[i] < 0 || b.block_tables[i] >= options_.num_blocks) return at("an unknown block in a block table", i);
+  }
+  for (std::int64_t i = 0; i < b.logit_row_count; ++i) {
+    if (b.logit_rows[i] < 0 || b.logit_rows[i] >= b.rows || (i > 0 && b.logit_rows[i] <= b.logit_rows[i - 1])) {
+      return at("a bad logit row", i);
+    }
+  }
+  for (std::int64_t i = 0; i < b.block_op_count; ++i) {
+    const std::int32_t* op = b.block_ops + 3 * i;
+    if (op[0] < 0 || op[0] >= options_.num_blocks || op[1] < -1 || op[1] >= options_.num_blocks || op[0] == op[1] || op[2] < 0 ||
+        op[2] > kBlockTokens) {
+      return at("a bad block operation", i);
+    }
+  }
+  return "";
+}
+
+// One layer of one block operation: zero the destination, then copy the first tokens of the source.
+void Executor::zero_and_copy(const std::int32_t* op, std::int64_t layer) {
+  const KVLayout& kv = options_.kv;
+  std::byte* dst = block(op[0]) + layer * kv.layer_bytes();
+  std::memset(dst, 0, static_cast<std::size_t>(kv.layer_bytes()));
+  if (op[1] < 0) return;
+  const std::byte* src = block(op[1]) + layer * kv.layer_bytes();
+  const std::size_t element = static_cast<std::size_t>(kv.element_bytes()), tokens = static_cast<std::size_t>(op[2]);
+  for (std::int64_t head = 0; head < kv.kv_heads; ++head, dst += kv.head_bytes(), src += kv.head_bytes()) {
+    const std::size_t row = kBlockTokens * element;
+    for (std::int64_t d = 0; d < kv.head_dim; ++d) std::memcpy(dst + d * row, src + d * row, tokens * element);  // K
+    const std::int64_t v = kv.head_bytes() / 2;
+    std::memcpy(dst + v, src + v, tokens * static_cast<std::size_t>(kv.head_dim) * element);
+  }
+}
+
+namespace {
+
+// One thread's share of each instruction, for the rows at hand.
+struct Runner {
+  const Kernels& kernels;
+  Team& team;
+  const std::vector<RopeTable>& ropes;
+  const KVLayout& kv;
+  std::byte* pool;
+  const BatchView& batch;
+  const std::vector<SequenceRows>& sequences;
+  const std::vector<std::int32_t>& sequence_of_row;
+  const AttentionPlan& attention;
+  std::uint8_t* finite;
+  const std::vector<AlignedBytes>& buffers;
+  const std::vector<BufferSpec>& specs;
+  AttentionScratch& attention_scratch;
+  std::vector<float>& row_scratch;
+  float* partials;
+  std::int64_t rows = 0;        // of this pass
+  std::int64_t head_begin = 0;  // behind the Select: the first logit row of this pass
+
+  float* floats(int buffer) const { return reinterpret_cast<float*>(buffers[buffer].get()); }
+  QBlock* qblocks(int buffer) const { return reinterpret_cast<QBlock*>(buffers[buffer].get()); }
+  std::int64_t width(int buffer) const { return specs[buffer].width; }
+  std::int64_t blocks(int buffer) const { return (specs[buffer].width + kGroup - 1) / kGroup; }
+
+  template <class Row>
+  void each_row(Row row) {
+    team.share(rows, chunk_of(rows, team.size(), 1), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t r = begin; r < end; ++r) row(r);
+    });
+  }
+
+  void operator()(const EmbedOp& op) {
+    each_row([&](std::int64_t r) { kernels.unpack_row(*op.table, batch.token_ids[r], floats(op.dst) + r * width(op.dst)); });
+  }
+
+  void operator()(const NormOp& op) {
+    const auto n = static_cast<std::int64_t>(op.weight.size());
+    const std::int64_t heads = std::max<std::int64_t>(op.heads, 1);
+    if (op.qdst >= 0) row_scratch.resize(static_cast<std::size_t>(n));
+    each_row([&](std::int64_t r) {
+      const float* x = floats(op.src) + r * n * heads;
+      if (op.qdst >= 0) {
+        kernels.rms_norm(x, op.weight.data(), n, op.eps, row_scratch.data());
+        kernels.quantize(row_scratch.data(), n, qblocks(op.qdst) + r * blocks(op.qdst));
+        return;
+      }
+      float* y = floats(op.dst) + r * n * heads;
+      for (std::int64_t h = 0; h < heads; ++h) kernels.rms_norm(x + h * n, op.weight.data(), n, op.eps, y + h * n);
+    });
+  }
+
+  void operator()(const QuantizeOp& op) {
+    each_row([&](std::int64_t r) {
+      kernels.quantize(floats(op.src) + r * width(op.src), width(op.src), qblocks(op.qdst) + r * blocks(op.qdst));
+    });
+  }
+
+  void operator()(const LinearOp& op) {
+    std::int64_t total = 0;
+    for (const LinearPart& part : op.parts) total += part.weight->panels();
+    team.share(total, chunk_of(total, team.size(), 4), [&](std::int64_t begin, std::int64_t end) {
+      std::int64_t first = 0;
+      for (const LinearPart& part : op.parts) {
+        const std::int64_t panels = part.weight->panels();
+        const std::int64_t from = std::max(begin - first, std::int64_t{0}), to = std::min(end - first, panels);
+        if (from < to) linear(op, part, from, to);
+        first += panels;
+      }
+    });
+  }
+
+  void linear(const LinearOp& op, const LinearPart& part, std::int64_t panel_begin, std::int64_t panel_end) {
+    LinearJob job;
+    job.w = part.weight;
+    if (is_quantised(part.weight->format)) {
+      job.xq = qblocks(op.qsrc);
+    } else {
+      job.x = floats(op.src);
+      job.x_stride = width(op.src);
+    }
+    job.rows = rows;
+    job.bias = part.bias.empty() ? nullptr : part.bias.data();
+    job.epilogue = op.epilogue;
+    job.residual = op.epilogue == Epilogue::Add ? floats(op.residual) : nullptr;
+    job.y = floats(part.dst);
+    job.y_stride = width(part.dst);
+    kernels.linear(job, panel_begin, panel_end);
+  }
+
+  void operator()(const RopeOp& op) {
+    each_row([&](std::int64_t r) { rope_row(op, r); });
+  }
+  void rope_row(const RopeOp& op, std::int64_t r) {
+    const RopeTable& table = ropes[op.table];
+    const std::int64_t position = batch.positions[r];
+    for (const RopeTarget& target : op.targets) {
+      kernels.rope(floats(target.buffer) + r * width(target.buffer), target.heads, op.head_dim, 2 * table.half(),
+                   table.cos(position), table.sin(position));
+    }
+  }
+
+  KVStoreJob store_job(const KVStoreOp& op) const {
+    KVStoreJob job;
+    job.k = floats(op.k);
+    job.v = floats(op.v);
+    job.stride = width(op.k);
+    job.pool = pool;
+    job.layout = kv;
+    job.layer = op.layer;
+    job.sequences = sequences.data();
+    job.sequence_count = static_cast<std::int64_t>(sequences.size());
+    job.finite = finite;
+    return job;
+  }
+  void operator()(const KVStoreOp& op) {
+    const KVStoreJob job = store_job(op);
+    each_row([&](std::int64_t r) { kernels.kv_store(job, sequence_of_row[r], r, r + 1); });
+  }
+  void operator()(const RopeStoreOp& op) {
+    const KVStoreJob job = store_job(op.store);
+    each_row([&](std::int64_t r) {
+      rope_row(op.rope, r);
+      kernels.kv_store(job, sequence_of_row[r], r, r + 1);
+    });
+  }
+
+  void operator()(const AttentionOp& op) {
+    AttentionJob job;
+    job.q = floats(op.q);
+    job.q_stride = width(op.q);
+    job.out = floats(op.dst);
+    job.out_stride = width(op.dst);
+    job.pool = pool;
+    job.layout = kv;
+    job.layer = op.layer;
+    job.heads = op.heads;
+    job.scale = op.scale;
+    job.window = op.window;
+    job.soft_cap = op.soft_cap;
+    job.sequences = sequences.data();
+    job.sequence_count = static_cast<std::int64_t>(sequences.size());
+    job.partials = partials;
+    team.share(static_cast<std::int64_t>(attention.items.size()), 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) kernels.attention(job, attention.items[i], attention_scratch);
+    });
+    if (attention.partial_floats == 0) return;
+    team.next_phase();
+    team.share(rows, 1, [&](std::int64_t begin, std::int64_t end) { kernels.attention_merge(job, attention, begin, end); });
+  }
+
+  void operator()(const AddOp& op) {
+    const std::int64_t n = width(op.dst);
+    each_row([&](std::int64_t r) { kernels.add(floats(op.a) + r * n, floats(op.b) + r * n, n, floats(op.dst) + r * n); });
+  }
+  void operator()(const SiluMulOp& op) {
+    const std::int64_t n = width(op.dst);
+    each_row([&](std::int64_t r) { kernels.silu_mul(floats(op.gate) + r * n, floats(op.up) + r * n, n, floats(op.dst) + r * n); });
+  }
+  void operator()(const SelectOp& op) {
+    const std::int64_t n = width(op.dst);
+    each_row([&](std::int64_t r) {
+      std::memcpy(floats(op.dst) + r * n, floats(op.src) + batch.logit_rows[head_begin + r] * n, static_cast<std::size_t>(n) * sizeof(float));
+    });
+  }
+};
+
+}  // namespace
+
+void Executor::run_thread(Step& step, int thread) {
+  const BatchView& batch = step.batch;
+  const Kernels& kernels = *options_.kernels;
+  ThreadScratch& scratch = scratch_[static_cast<std::size_t>(thread)];
+
+  // Block operations are done in their order within each layer; layers are independent.
+  if (batch.block_op_count > 0) {
+    team_.share(options_.kv.layers, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t layer = begin; layer < end; ++layer) {
+        for (std::int64_t i = 0; i < batch.block_op_count; ++i) zero_and_copy(batch.block_ops + 3 * i, layer);
+      }
+    });
+    team_.next_phase();
+  }
+
+  Runner runner{kernels, team_, ropes_, options_.kv, pool_.get(), batch, step.sequences, step.sequence_of_row,
+                step.attention, step.output.finite, buffers_, plan_.buffers, scratch.attention, scratch.row, partials_.data()};
+  runner.rows = batch.rows;
+  for (std::size_t i = 0; i < head_begin_; ++i) {
+    std::visit(runner, plan_.instructions[i]);
+    team_.next_phase();
+  }
+
+  const SelectOp& select = std::get<SelectOp>(plan_.instructions[head_begin_]);
+  const std::int64_t width = plan_.buffers[select.src].width;
+  runner.each_row([&](std::int64_t r) {
+    if (!kernels.all_finite(floats(select.src) + r * width, width)) step.output.finite[r] = 0;
+  });
+  for (std::int64_t begin = 0; begin < batch.logit_row_count; begin += kHeadRows) {
+    team_.next_phase();
+    runner.rows = std::min(kHeadRows, batch.logit_row_count - begin);
+    runner.head_begin = begin;
+    for (std::size_t i = head_begin_; i < plan_.instructions.size(); ++i) {
+      std::visit(runner, plan_.instructions[i]);
+      team_.next_phase();
+    }
+    team_.share(runner.rows, 1, [&](std::int64_t from, std::int64_t to) {
+      for (std::int64_t r = from; r < to; ++r) {
+        float* logits = floats(plan_.logits) + r * vocab();
+        if (step.output.logits != nullptr) {
+          std::memcpy(step.output.logits + (begin + r) * vocab(), logits, static_cast<std::size_t>(vocab()) * sizeof(float));
+        }
+        SampleRow row = sample_row_view(step.sampling, begin + r);
+        row.logits = logits;
+        row.vocab = vocab();
+        kernels.sample_row(row, scratch.sample, step.output.results[begin + r]);
+      }
+    });
+  }
+}
+
+void Executor::step(const BatchView& batch, const SamplingView& sampling, const StepOutput& output) {
+  Step step{batch, sampling, output, {}, {}, {}};
+  std::int64_t last_position = 0;
+  step.sequence_of_row.resize(static_cast<std::size_t>(batch.rows));
+  for (std::int64_t s = 0; s < batch.sequences; ++s) {
+    SequenceRows rows;
+    rows.row_begin = batch.sequence_rows[s];
+    rows.row_end = batch.sequence_rows[s + 1];
+    rows.first_position = batch.positions[rows.row_begin];
+    rows.block_table = batch.block_tables + batch.block_offsets[s];
+    step.sequences.push_back(rows);
+    last_position = std::max(last_position, batch.positions[rows.row_end - 1]);
+    std::fill(step.sequence_of_row.begin() + rows.row_begin, step.sequence_of_row.begin() + rows.row_end, static_cast<std::int32_t>(s));
+  }
+  for (RopeTable& table : ropes_) table.reserve(last_position + 1);
+  for (const Instruction& instruction : plan_.instructions) {
+    if (const auto* op = std::get_if<AttentionOp>(&instruction)) {
+      AttentionJob job;  // the cut depends only on these
+      job.layout = options_.kv;
+      job.heads = op->heads;
+      job.window = op->window;
+      job.sequences = step.sequences.data();
+      job.sequence_count = static_cast<std::int64_t>(step.sequences.size());
+      step.attention = attention_plan(job, team_.size());
+      break;
+    }
+  }
+  if (partials_.size() < step.attention.partial_floats) partials_.resize(step.attention.partial_floats);
+  std::fill(output.finite, output.finite + batch.rows, std::uint8_t{1});
+  const std::function<void(int)> work = [this, &step](int thread) { run_thread(step, thread); };
+  team_.run(work);
+}
+
+}  // namespace octavo

@@ -1,0 +1,111 @@
+// Paged attention, one algorithm for prefill and decode.
+//
+// KV blocks hold 16 tokens. In the pool a block is [layer][kv_head]{ K [head_dim][16], V [16][head_dim] }, so that all
+// layers of a block are contiguous (one zeroing, one export) and all KV heads of a block's layer are contiguous.
+//
+// Canonical order for one query row at position p and one query head:
+//   q'[d] = q[d] * scale
+//   tokens 0..p, taken in whole blocks of 16 (tokens past p, and before p - window + 1, are masked); blocks past the
+//   query's own are never read. Spans are 64 tokens, segments 1,024, both at absolute positions.
+//   score[t] = FMA chain over d in increasing order, from +0; soft cap c > 0: score = c * tanh_(score / c)
+//   span:    m' = max(m, max of the span's unmasked scores); e[t] = exp_(score[t] - m'), masked: exactly +0
+//            sum = 16 partial sums (token t to t mod 16, in order), then the tree (i + i+8, i + i+4, i + i+2, i + i+1)
+//            a = exp_(m - m');  l = fma(l, a, sum);  o[d] = o[d] * a, then o[d] = fma(e[t], V[t][d], o[d]) for t in order
+//            (a span with no unmasked token is skipped; a segment starts with m = -inf, l = 0, o = 0)
+//   segments in order: the first with an unmasked token is taken as it is; then m' = max(M, m), A = exp_(M - m'), B = exp_(m - m'),
+//            L = fma(L, A, l * B), O[d] = fma(O[d], A, o[d] * B)
+//   out[d] = O[d] / L
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace octavo {
+
+enum class KVType : std::uint8_t { F16, F32 };
+
+inline constexpr std::int64_t kBlockTokens = 16;
+inline constexpr std::int64_t kSpanTokens = 64;
+inline constexpr std::int64_t kSegmentTokens = 1024;
+
+struct KVLayout {
+  std::int64_t layers = 0, kv_heads = 0, head_dim = 0;
+  KVType type = KVType::F16;
+  std::int64_t element_bytes() const { return type == KVType::F16 ? 2 : 4; }
+  std::int64_t head_bytes() const { return 2 * head_dim * kBlockTokens * element_bytes(); }  // K then V
+  std::int64_t layer_bytes() const { return kv_heads * head_bytes(); }
+  std::int64_t block_bytes() const { return layers * layer_bytes(); }
+};
+
+struct SequenceRows {
+  std::int64_t row_begin = 0, row_end = 0;      // rows of the batch; positions are consecutive
+  std::int64_t first_position = 0;              // absolute position of row_begin
+  const std::int32_t* block_table = nullptr;    // block ids, covers positions 0 .. last
+};
+
+struct AttentionJob {
+  const float* q = nullptr;    // [rows][q_stride], heads * head_dim columns
+  std::int64_t q_stride = 0;
+  float* out = nullptr;        // [rows][out_stride], heads * head_dim columns
+  std::int64_t out_stride = 0;
+  const std::byte* pool = nullptr;
+  KVLayout layout;
+  std::int64_t layer = 0;
+  std::int64_t heads = 0;      // query heads; heads % kv_heads == 0
+  float scale = 1.0f;
+  std::int64_t window = 0;     // 0: none; else only the last `window` tokens, the query's own included
+  float soft_cap = 0.0f;       // 0: none
+  const SequenceRows* sequences = nullptr;
+  std::int64_t sequence_count = 0;
+  float* partials = nullptr;   // [plan.partial_floats]
+};
+
+// One piece of work: some query rows of one sequence, one KV head with its group of query heads, some segments.
+// Items are independent; any thread may take any item.
+struct AttentionItem {
+  std::int64_t sequence = 0, row_begin = 0, row_end = 0, kv_head = 0;
+  std::int64_t segment_begin = 0, segment_end = 0;
+  // Negative: the item has all segments of its rows, merges them itself and writes `out`. Else it has one segment and
+  // this is the index of its first partial; a partial is {m, l, o[head_dim]}, ordered [row][head of the group].
+  std::int64_t partial = -1;
+};
+
+// The rows of one row tile and KV head whose segments were given to different items, and where their partials are:
+// (segment, row, head of the group) is at index partial + (segment * rows + row - row_begin) * group + head.
+struct AttentionMerge {
+  std::int64_t sequence = 0, row_begin = 0, row_end = 0, kv_head = 0, segments = 0, partial = 0;
+};
+
+struct AttentionScratch {  // one a thread, kept between items
+  std::vector<float> buffer;
+};
+
+struct AttentionPlan {
+  std::vector<AttentionItem> items;    // the dearest first, so that threads that take the next one finish together
+  std::vector<AttentionMerge> merges;  // empty: no merge phase is needed
+  std::size_t partial_floats = 0;      // what AttentionJob::partials must hold
+};
+// Cuts a step's attention into items; the bits of the result are the same for every cut. Reads only sequences, heads,
+// kv_heads and head_dim, so one plan serves every layer of a step, whatever its q, out, window, scale or soft cap.
+AttentionPlan attention_plan(const AttentionJob& job, int threads);
+// After all items, when plan.merges is not empty: Kernels::attention_merge(job, plan, row_begin, row_end) merges the
+// segments of those rows, in order, into `out`. Rows can be shared out among threads.
+
+// Floats, 64-byte aligned, from the scratch; what an earlier call returned is void.
+float* attention_scratch(AttentionScratch& scratch, std::size_t floats);
+
+// Writes rows [row_begin, row_end) of k and v ([rows][stride], kv_heads * head_dim columns) to their blocks, rounded to
+// the KV type (round to nearest even). finite[r] is cleared when a stored value is not finite (fp16 overflow included).
+struct KVStoreJob {
+  const float* k = nullptr;
+  const float* v = nullptr;
+  std::int64_t stride = 0;
+  std::byte* pool = nullptr;
+  KVLayout layout;
+  std::int64_t layer = 0;
+  const SequenceRows* sequences = nullptr;
+  std::int64_t sequence_count = 0;
+  std::uint8_t* finite = nullptr;  // [rows]
+};
+
+}  // namespace octavo

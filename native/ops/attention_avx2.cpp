@@ -1,0 +1,379 @@
+// ops/attention.h in AVX2: the query vectors of an item (rows x heads of the group) share each reading of K and V.
+// Scores hold 16 tokens in lanes and values hold head dimensions in lanes, so every FMA chain is the scalar one.
+#include "simd/declarations.h"
+#include "simd/math_avx2.h"
+#include "simd/sum_avx2.h"
+
+// Without it GCC 12 keeps accumulator arrays in memory: it splits an array into registers before it unrolls.
+#define OCTAVO_UNROLL _Pragma("GCC unroll 8")
+
+namespace octavo::avx2 {
+namespace {
+
+constexpr std::int64_t kSpanBlocks = kSpanTokens / kBlockTokens;
+
+inline __m256 load8(const std::uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline __m256 load8(const float* p) { return _mm256_loadu_ps(p); }
+inline float max_(float a, float b) { return a > b ? a : b; }
+
+// One item's KV head and what is known of its query vectors. Vector v is row v / group, head v % group.
+template <class T>
+struct Tile {
+  const std::int32_t* block_table;
+  const std::byte* head;  // this layer's and KV head's K in block 0
+  std::int64_t block_bytes, head_dim, vectors, group;
+  std::int64_t position;  // of row 0
+  std::int64_t window;
+  float soft_cap;
+  float* q;  // [head_dim][vectors], scaled
+  float* e;  // [vectors][64]: scores, then exponentials of the span
+  float* m;  // [vectors], and so on: the segment's state
+  float* l;
+  float* a;  // exp(m - m') of the span
+  float* o;  // [vectors][head_dim]
+
+  const T* keys(std::int64_t block) const { return reinterpret_cast<const T*>(head + block_table[block] * block_bytes); }
+  const T* values(std::int64_t block) const { return keys(block) + head_dim * kBlockTokens; }
+  std::int64_t row_position(std::int64_t v) const { return position + v / group; }
+  std::int64_t first_token(std::int64_t v) const {
+    const std::int64_t p = row_position(v);
+    return window > 0 && p >= window ? p - window + 1 : 0;
+  }
+  // Blocks of the span that starts at `begin` that vector v takes: none when all are masked.
+  std::int64_t span_blocks(std::int64_t v, std::int64_t begin) const {
+    const std::int64_t p = row_position(v);
+    if (begin > p || begin + kSpanTokens <= first_token(v)) return 0;
+    const std::int64_t blocks = (p - begin) / kBlockTokens + 1;
+    return blocks < kSpanBlocks ? blocks : kSpanBlocks;
+  }
+};
+
+// Scores of R vectors from v on with the B blocks from `block` on, into columns `column` onwards of e. With Prefetch
+// (the first vectors of a span) the values of these blocks and the keys of the B blocks after them are called in.
+template <class T, int R, int B, bool Prefetch>
+void score_blocks(const Tile<T>& tile, std::int64_t v, std::int64_t block, std::int64_t last_block, float* e) {
+  const T* k[B];
+  const T* ahead[B];
+  OCTAVO_UNROLL
+  for (int b = 0; b < B; ++b) {
+    k[b] = tile.keys(block + b);
+    ahead[b] = tile.keys(block + b + B <= last_block ? block + b + B : last_block);
+  }
+  const std::int64_t value_offset = tile.head_dim * kBlockTokens;
+  const float* q = tile.q + v;
+  __m256 acc[B][R][2];
+  OCTAVO_UNROLL
+  for (int b = 0; b < B; ++b) {
+    OCTAVO_UNROLL
+    for (int r = 0; r < R; ++r) acc[b][r][0] = acc[b][r][1] = _mm256_setzero_ps();
+  }
+  for (std::int64_t d = 0; d < tile.head_dim; ++d, q += tile.vectors) {
+    OCTAVO_UNROLL
+    for (int b = 0; b < B; ++b) {
+      const T* p = k[b] + d * kBlockTokens;
+      if constexpr (Prefetch) {
+        _mm_prefetch(reinterpret_cast<const char*>(p + value_offset), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(ahead[b] + d * kBlockTokens), _MM_HINT_T0);
+      }
+      const __m256 k0 = load8(p), k1 = load8(p + 8);
+      OCTAVO_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const __m256 qr = _mm256_broadcast_ss(q + r);
+        acc[b][r][0] = _mm256_fmadd_ps(k0, qr, acc[b][r][0]);
+        acc[b][r][1] = _mm256_fmadd_ps(k1, qr, acc[b][r][1]);
+      }
+    }
+  }
+  OCTAVO_UNROLL
+  for (int b = 0; b < B; ++b) {
+    OCTAVO_UNROLL
+    for (int r = 0; r < R; ++r) {
+      _mm256_storeu_ps(e + r * kSpanTokens + b * kBlockTokens, acc[b][r][0]);
+      _mm256_storeu_ps(e + r * kSpanTokens + b * kBlockTokens + 8, acc[b][r][1]);
+    }
+  }
+}
+
+template <class T, int R, int B, bool Prefetch>
+void score_span(const Tile<T>& tile, std::int64_t v, std::int64_t block, std::int64_t count, std::int64_t last_block,
+                float* e) {
+  for (; count >= B; count -= B, block += B, e += B * kBlockTokens) {
+    score_blocks<T, R, B, Prefetch>(tile, v, block, last_block, e);
+  }
+  if constexpr (B > 1) score_span<T, R, B / 2, Prefetch>(tile, v, block, count, last_block, e);
+}
+
+// Scores to exponentials, and the new m, l and a of vector v. Masked scores become -inf, their exponentials +0. A NaN
+// score may drop out of the maximum, but its own exponential is NaN and so is l.
+template <class T>
+void soften_span(const Tile<T>& tile, std::int64_t v, std::int64_t begin, std::int64_t blocks) {
+  float* e = tile.e + v * kSpanTokens;
+  const std::int64_t vectors = blocks * 2;  // of 8 tokens
+  if (tile.soft_cap > 0.0f) {
+    const __m256 cap = set_(tile.soft_cap);
+    for (std::int64_t i = 0; i < vectors; ++i) {
+      _mm256_storeu_ps(e + 8 * i, _mm256_mul_ps(cap, tanh_(_mm256_div_ps(_mm256_loadu_ps(e + 8 * i), cap))));
+    }
+  }
+  const std::int64_t first = tile.first_token(v) - begin, last = tile.row_position(v) - begin;
+  for (std::int64_t t = 0; t < first; ++t) e[t] = -scalar::infinity_();
+  for (std::int64_t t = last + 1; t < blocks * kBlockTokens; ++t) e[t] = -scalar::infinity_();
+
+  __m256 top = _mm256_loadu_ps(e);
+  for (std::int64_t i = 1; i < vectors; ++i) top = _mm256_max_ps(top, _mm256_loadu_ps(e + 8 * i));
+  __m128 top4 = _mm_max_ps(_mm256_castps256_ps128(top), _mm256_extractf128_ps(top, 1));
+  top4 = _mm_max_ps(top4, _mm_movehl_ps(top4, top4));
+  top4 = _mm_max_ss(top4, _mm_movehdup_ps(top4));
+  const float m = max_(tile.m[v], _mm_cvtss_f32(top4));
+
+  const __m256 shift = set_(m);
+  __m256 low = _mm256_setzero_ps(), high = low;
+  for (std::int64_t i = 0; i < vectors; i += 2) {
+    const __m256 e0 = exp_(_mm256_sub_ps(_mm256_loadu_ps(e + 8 * i), shift));
+    const __m256 e1 = exp_(_mm256_sub_ps(_mm256_loadu_ps(e + 8 * i + 8), shift));
+    _mm256_storeu_ps(e + 8 * i, e0);
+    _mm256_storeu_ps(e + 8 * i + 8, e1);
+    low = _mm256_add_ps(low, e0);
+    high = _mm256_add_ps(high, e1);
+  }
+  const float a = scalar::exp_(tile.m[v] - m);
+  tile.m[v] = m;
+  tile.a[v] = a;
+  tile.l[v] = scalar::fma_(tile.l[v], a, tree_sum(low, high));
+}
+
+// o = o * a, then the FMA chains over the span's tokens, for R vectors and C times 8 dimensions from d on.
+template <class T, int R, int C>
+void add_values(const Tile<T>& tile, std::int64_t v, std::int64_t block, std::int64_t count, std::int64_t d) {
+  float* o = tile.o + v * tile.head_dim + d;
+  const float* e = tile.e + v * kSpanTokens;
+  __m256 acc[R][C];
+  OCTAVO_UNROLL
+  for (int r = 0; r < R; ++r) {
+    const __m256 a = _mm256_broadcast_ss(tile.a + v + r);
+    OCTAVO_UNROLL
+    for (int c = 0; c < C; ++c) acc[r][c] = _mm256_mul_ps(_mm256_loadu_ps(o + r * tile.head_dim + 8 * c), a);
+  }
+  for (std::int64_t b = 0; b < count; ++b) {
+    const T* value = tile.values(block + b) + d;
+    for (std::int64_t t = 0; t < kBlockTokens; ++t, ++e, value += tile.head_dim) {
+      if constexpr (R <= C) {
+        __m256 weight[R];
+        OCTAVO_UNROLL
+        for (int r = 0; r < R; ++r) weight[r] = _mm256_broadcast_ss(e + r * kSpanTokens);
+        OCTAVO_UNROLL
+        for (int c = 0; c < C; ++c) {
+          const __m256 x = load8(value + 8 * c);
+          OCTAVO_UNROLL
+          for (int r = 0; r < R; ++r) acc[r][c] = _mm256_fmadd_ps(weight[r], x, acc[r][c]);
+        }
+      } else {
+        __m256 x[C];
+        OCTAVO_UNROLL
+        for (int c = 0; c < C; ++c) x[c] = load8(value + 8 * c);
+        OCTAVO_UNROLL
+        for (int r = 0; r < R; ++r) {
+          const __m256 weight = _mm256_broadcast_ss(e + r * kSpanTokens);
+          OCTAVO_UNROLL
+          for (int c = 0; c < C; ++c) acc[r][c] = _mm256_fmadd_ps(weight, x[c], acc[r][c]);
+        }
+      }
+    }
+  }
+  OCTAVO_UNROLL
+  for (int r = 0; r < R; ++r) {
+    OCTAVO_UNROLL
+    for (int c = 0; c < C; ++c) _mm256_storeu_ps(o + r * tile.head_dim + 8 * c, acc[r][c]);
+  }
+}
+
+template <class T, int R, int C>
+void add_values_from(const Tile<T>& tile, std::int64_t v, std::int64_t block, std::int64_t count, std::int64_t d) {
+  for (; d + 8 * C <= tile.head_dim; d += 8 * C) add_values<T, R, C>(tile, v, block, count, d);
+  if constexpr (C > 1) add_values_from<T, R, C / 2>(tile, v, block, count, d);
+}
+
+// R vectors from v on that take the same blocks of the span. Sizes are such that 8 to 12 chains run at once.
+template <class T, int R>
+void update_vectors(const Tile<T>& tile, std::int64_t v, std::int64_t begin, std::int64_t count, std::int64_t last_block,
+                    bool prefetch) {
+  constexpr int B = R == 1 ? 4 : R == 2 ? 2 : 1, C = R == 1 ? 8 : R <= 3 ? 4 : 2;
+  const std::int64_t block = begin / kBlockTokens;
+  float* e = tile.e + v * kSpanTokens;
+  if (prefetch) {
+    score_span<T, R, B, true>(tile, v, block, count, last_block, e);
+  } else {
+    score_span<T, R, B, false>(tile, v, block, count, last_block, e);
+  }
+  for (int r = 0; r < R; ++r) soften_span(tile, v + r, begin, count);
+  add_values_from<T, R, C>(tile, v, block, count, 0);
+}
+
+template <class T>
+void update_span(const Tile<T>& tile, std::int64_t begin, std::int64_t last_block) {
+  bool first = true;
+  for (std::int64_t v = 0; v < tile.vectors;) {
+    const std::int64_t count = tile.span_blocks(v, begin);
+    std::int64_t end = v + tile.group;  // a run of vectors that take the same blocks
+    while (end < tile.vectors && tile.span_blocks(end, begin) == count) end += tile.group;
+    if (count == 0) {
+      v = end;
+      continue;
+    }
+    while (v < end) {
+      const std::int64_t left = end - v, pieces = (left + 5) / 6;
+      const std::int64_t size = (left + pieces - 1) / pieces;
+      switch (size) {
+        case 1: update_vectors<T, 1>(tile, v, begin, count, last_block, first); break;
+        case 2: update_vectors<T, 2>(tile, v, begin, count, last_block, first); break;
+        case 3: update_vectors<T, 3>(tile, v, begin, count, last_block, first); break;
+        case 4: update_vectors<T, 4>(tile, v, begin, count, last_block, first); break;
+        case 5: update_vectors<T, 5>(tile, v, begin, count, last_block, first); break;
+        default: update_vectors<T, 6>(tile, v, begin, count, last_block, first); break;
+      }
+      first = false;
+      v += size;
+    }
+  }
+}
+
+template <class T>
+void update_segment(const Tile<T>& tile, std::int64_t segment) {
+  for (std::int64_t v = 0; v < tile.vectors; ++v) {
+    tile.m[v] = -scalar::infinity_();
+    tile.l[v] = 0.0f;
+  }
+  for (std::int64_t i = 0; i < tile.vectors * tile.head_dim; i += 8) _mm256_storeu_ps(tile.o + i, _mm256_setzero_ps());
+  std::int64_t last = tile.row_position(tile.vectors - 1);
+  if (last >= (segment + 1) * kSegmentTokens) last = (segment + 1) * kSegmentTokens - 1;
+  std::int64_t begin = segment * kSegmentTokens;
+  const std::int64_t first = tile.first_token(0) / kSpanTokens * kSpanTokens;
+  if (begin < first) begin = first;
+  for (; begin <= last; begin += kSpanTokens) update_span(tile, begin, last / kBlockTokens);
+}
+
+// (M, L, O) = (M, L, O) merged with the segment (m, l, o); head_dim is a multiple of 8.
+void merge(float& all_m, float& all_l, float* all_o, float m, float l, const float* o, std::int64_t head_dim) {
+  const float top = max_(all_m, m);
+  const float a = scalar::exp_(all_m - top), b = scalar::exp_(m - top);
+  all_l = scalar::fma_(all_l, a, l * b);
+  all_m = top;
+  for (std::int64_t d = 0; d < head_dim; d += 8) {
+    const __m256 added = _mm256_mul_ps(_mm256_loadu_ps(o + d), set_(b));
+    _mm256_storeu_ps(all_o + d, _mm256_fmadd_ps(_mm256_loadu_ps(all_o + d), set_(a), added));
+  }
+}
+
+void write_out(const float* o, float l, std::int64_t head_dim, float* out) {
+  for (std::int64_t d = 0; d < head_dim; d += 8) {
+    _mm256_storeu_ps(out + d, _mm256_div_ps(_mm256_loadu_ps(o + d), set_(l)));
+  }
+}
+
+template <class T>
+void run(const AttentionJob& job, const AttentionItem& item, AttentionScratch& scratch) {
+  const SequenceRows& rows = job.sequences[item.sequence];
+  const std::int64_t head_dim = job.layout.head_dim, group = job.heads / job.layout.kv_heads;
+  const std::int64_t vectors = (item.row_end - item.row_begin) * group, padded = (vectors + 15) / 16 * 16;
+  float* next = attention_scratch(scratch, static_cast<std::size_t>(padded * (3 * head_dim + kSpanTokens + 5)));
+  const auto take = [&](std::int64_t floats) {
+    float* p = next;
+    next += padded * floats;
+    return p;
+  };
+  Tile<T> tile;
+  tile.block_table = rows.block_table;
+  tile.head = job.pool + job.layer * job.layout.layer_bytes() + item.kv_head * job.layout.head_bytes();
+  tile.block_bytes = job.layout.block_bytes();
+  tile.head_dim = head_dim;
+  tile.vectors = vectors;
+  tile.group = group;
+  tile.position = rows.first_position + item.row_begin - rows.row_begin;
+  tile.window = job.window;
+  tile.soft_cap = job.soft_cap;
+  tile.e = take(kSpanTokens);
+  tile.q = take(head_dim);
+  tile.o = take(head_dim);
+  tile.m = take(1);
+  tile.l = take(1);
+  tile.a = take(1);
+  float *all_o = take(head_dim), *all_m = take(1), *all_l = take(1);
+
+  const auto place = [&](float* base, std::int64_t stride, std::int64_t v) {  // vector v's columns of q or out
+    return base + (item.row_begin + v / group) * stride + (item.kv_head * group + v % group) * head_dim;
+  };
+  for (std::int64_t v = 0; v < vectors; ++v) {
+    const float* q = place(const_cast<float*>(job.q), job.q_stride, v);
+    for (std::int64_t d = 0; d < head_dim; ++d) tile.q[d * vectors + v] = q[d] * job.scale;
+  }
+  if (item.partial >= 0) {
+    update_segment(tile, item.segment_begin);
+    for (std::int64_t v = 0; v < vectors; ++v) {
+      float* partial = job.partials + (item.partial + v) * (2 + head_dim);
+      partial[0] = tile.m[v];
+      partial[1] = tile.l[v];
+      for (std::int64_t d = 0; d < head_dim; d += 8) {
+        _mm256_storeu_ps(partial + 2 + d, _mm256_loadu_ps(tile.o + v * head_dim + d));
+      }
+    }
+    return;
+  }
+  const std::int64_t first = tile.first_token(0) / kSegmentTokens;
+  for (std::int64_t s = first; s < item.segment_end; ++s) {
+    update_segment(tile, s);
+    for (std::int64_t v = 0; v < vectors; ++v) {
+      const float* o = tile.o + v * head_dim;
+      const std::int64_t own_first = tile.first_token(v) / kSegmentTokens;
+      if (s == item.segment_end - 1 && s == own_first) {
+        write_out(o, tile.l[v], head_dim, place(job.out, job.out_stride, v));
+      } else if (s == own_first) {
+        all_m[v] = tile.m[v];
+        all_l[v] = tile.l[v];
+        for (std::int64_t d = 0; d < head_dim; d += 8) _mm256_storeu_ps(all_o + v * head_dim + d, _mm256_loadu_ps(o + d));
+      } else if (s > own_first) {
+        merge(all_m[v], all_l[v], all_o + v * head_dim, tile.m[v], tile.l[v], o, head_dim);
+        if (s == item.segment_end - 1) write_out(all_o + v * head_dim, all_l[v], head_dim, place(job.out, job.out_stride, v));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void attention(const AttentionJob& job, const AttentionItem& item, AttentionScratch& scratch) {
+  if (job.layout.head_dim % 8 != 0) {
+    scalar::attention(job, item, scratch);
+  } else if (job.layout.type == KVType::F16) {
+    run<std::uint16_t>(job, item, scratch);
+  } else {
+    run<float>(job, item, scratch);
+  }
+}
+
+void attention_merge(const AttentionJob& job, const AttentionPlan& plan, std::int64_t row_begin, std::int64_t row_end) {
+  const std::int64_t head_dim = job.layout.head_dim, group = job.heads / job.layout.kv_heads;
+  if (head_dim % 8 != 0) return scalar::attention_merge(job, plan, row_begin, row_end);
+  for (const AttentionMerge& piece : plan.merges) {
+    const SequenceRows& rows = job.sequences[piece.sequence];
+    const std::int64_t count = piece.row_end - piece.row_begin;
+    for (std::int64_t row = piece.row_begin; row < piece.row_end; ++row) {
+      if (row < row_begin || row >= row_end) continue;
+      const std::int64_t position = rows.first_position + row - rows.row_begin;
+      const bool windowed = job.window > 0 && position >= job.window;
+      const std::int64_t first = windowed ? (position - job.window + 1) / kSegmentTokens : 0;
+      for (std::int64_t g = 0; g < group; ++g) {
+        const auto partial = [&](std::int64_t s) {
+          return job.partials + (piece.partial + (s * count + row - piece.row_begin) * group + g) * (2 + head_dim);
+        };
+        float* all = partial(first);  // overwritten: every partial is read once
+        for (std::int64_t s = first + 1; s < piece.segments; ++s) {
+          const float* p = partial(s);
+          merge(all[0], all[1], all + 2, p[0], p[1], p + 2, head_dim);
+        }
+        write_out(all + 2, all[1], head_dim, job.out + row * job.out_stride + (piece.kv_head * group + g) * head_dim);
+      }
+    }
+  }
+}
+
+}  // namespace octavo::avx2

@@ -1,0 +1,136 @@
+#include "plan.h"
+
+#include "ops/attention.h"
+
+namespace octavo {
+namespace {
+
+class Checker {
+ public:
+  Checker(const Plan& plan, std::int64_t layers, std::int64_t kv_heads, std::int64_t head_dim)
+      : plan_(plan), layers_(layers), kv_heads_(kv_heads), head_dim_(head_dim) {}
+
+  void operator()(const EmbedOp& op) {
+    weight(op.table);
+    if (problem.empty()) floats(op.dst, op.table->k);
+  }
+  void operator()(const NormOp& op) {
+    const auto n = static_cast<std::int64_t>(op.weight.size());
+    const std::int64_t width = n * (op.heads > 0 ? op.heads : 1);
+    floats(op.src, width);
+    if (op.dst >= 0) floats(op.dst, width);
+    if (op.qdst >= 0) quantised(op.qdst, width);
+    require((op.dst >= 0) != (op.qdst >= 0), "a norm needs one output");
+    require(op.heads == 0 || op.qdst < 0, "a per-head norm writes floats");
+    require(n > 0, "an empty norm weight");
+  }
+  void operator()(const QuantizeOp& op) {
+    require(known(op.src), "unknown buffer");
+    if (problem.empty()) quantised(op.qdst, plan_.buffers[op.src].width);
+  }
+  void operator()(const LinearOp& op) {
+    require(!op.parts.empty(), "a linear without parts");
+    for (const LinearPart& part : op.parts) {
+      weight(part.weight);
+      if (!problem.empty()) return;
+      const Weight& w = *part.weight;
+      if (is_quantised(w.format)) {
+        quantised(op.qsrc, w.k);
+      } else {
+        floats(op.src, w.k);
+      }
+      const bool silu = op.epilogue == Epilogue::SiluMul;
+      require(!silu || w.n % kPanel == 0, "gate and up must fill whole panels");
+      // The padding of an interleaved weight is cut off by the destination's width.
+      require(known(part.dst) && !plan_.buffers[part.dst].quantised, "unknown buffer");
+      if (!problem.empty()) return;
+      const std::int64_t width = plan_.buffers[part.dst].width;
+      require(silu ? (width + 7) / 8 * 16 == w.n : width == w.n, "a linear's width differs from its buffer's");
+      require(part.bias.empty() || static_cast<std::int64_t>(part.bias.size()) == w.panels() * kPanel, "a bias of the wrong size");
+      if (op.epilogue == Epilogue::Add) floats(op.residual, w.n);
+    }
+    require(op.epilogue == Epilogue::Store || op.parts.size() == 1, "an epilogue takes one part");
+  }
+  void operator()(const RopeOp& op) {
+    require(op.table >= 0 && op.table < static_cast<int>(plan_.ropes.size()), "unknown rope");
+    if (!problem.empty()) return;
+    const RopeFrequencies& rope = plan_.ropes[op.table];
+    require(rope.rotary_dim > 0 && rope.rotary_dim <= op.head_dim && rope.rotary_dim % 2 == 0, "a bad rotary size");
+    require(static_cast<std::int64_t>(rope.inverse.size()) * 2 == rope.rotary_dim, "a bad number of rope frequencies");
+    for (const RopeTarget& target : op.targets) floats(target.buffer, target.heads * op.head_dim);
+  }
+  void operator()(const KVStoreOp& op) {
+    floats(op.k, kv_heads_ * head_dim_);
+    floats(op.v, kv_heads_ * head_dim_);
+    require(op.layer >= 0 && op.layer < layers_, "a layer outside the KV memory");
+  }
+  void operator()(const RopeStoreOp& op) {
+    (*this)(op.rope);
+    (*this)(op.store);
+  }
+  void operator()(const AttentionOp& op) {
+    require(op.heads > 0 && op.heads % kv_heads_ == 0, "query heads must be a multiple of KV heads");
+    floats(op.q, op.heads * head_dim_);
+    floats(op.dst, op.heads * head_dim_);
+    require(op.layer >= 0 && op.layer < layers_, "a layer outside the KV memory");
+    require(op.window >= 0, "a negative window");
+    // One cut of the work into items serves every layer of a step.
+    require(attention_ == nullptr || (attention_->heads == op.heads && attention_->window == op.window),
+            "attention layers of different shapes");
+    attention_ = &op;
+  }
+  void operator()(const AddOp& op) {
+    require(known(op.dst), "unknown buffer");
+    if (!problem.empty()) return;
+    floats(op.a, plan_.buffers[op.dst].width);
+    floats(op.b, plan_.buffers[op.dst].width);
+  }
+  void operator()(const SiluMulOp& op) {
+    require(known(op.dst), "unknown buffer");
+    if (!problem.empty()) return;
+    floats(op.gate, plan_.buffers[op.dst].width);
+    floats(op.up, plan_.buffers[op.dst].width);
+  }
+  void operator()(const SelectOp& op) {
+    require(known(op.dst), "unknown buffer");
+    if (problem.empty()) floats(op.src, plan_.buffers[op.dst].width);
+  }
+
+  std::string problem;
+
+ private:
+  void require(bool holds, const char* what) {
+    if (!holds && problem.empty()) problem = what;
+  }
+  bool known(int buffer) const { return buffer >= 0 && buffer < static_cast<int>(plan_.buffers.size()); }
+  void floats(int buffer, std::int64_t width) {
+    require(known(buffer) && !plan_.buffers[buffer].quantised && plan_.buffers[buffer].width == width,
+            "a float buffer is missing or has another width");
+  }
+  void quantised(int buffer, std::int64_t width) {
+    require(known(buffer) && plan_.buffers[buffer].quantised && plan_.buffers[buffer].width == width,
+            "a quantised buffer is missing or has another width");
+  }
+  void weight(const Weight* w) { require(w != nullptr && w->data != nullptr, "a weight is missing"); }
+
+  const Plan& plan_;
+  const AttentionOp* attention_ = nullptr;
+  const std::int64_t layers_, kv_heads_, head_dim_;
+};
+
+}  // namespace
+
+std::string Plan::check(std::int64_t layers, std::int64_t kv_heads, std::int64_t head_dim) const {
+  Checker checker(*this, layers, kv_heads, head_dim);
+  int selects = 0;
+  for (const Instruction& instruction : instructions) {
+    std::visit(checker, instruction);  // by reference: it keeps what it has seen
+    selects += std::holds_alternative<SelectOp>(instruction) ? 1 : 0;
+    if (!checker.problem.empty()) return checker.problem;
+  }
+  if (selects != 1) return "a plan needs exactly one select";
+  if (logits < 0 || logits >= static_cast<int>(buffers.size()) || buffers[logits].quantised) return "a plan needs logits";
+  return "";
+}
+
+}  // namespace octavo

@@ -1,0 +1,460 @@
+// Linear, quantize and unpack_row: every kernel table equals the scalar one bit for bit, and the scalar one equals a
+// plain computation written here. Buffers are exactly sized, so that the sanitizer build sees a step outside.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "check.h"
+#include "formats/fp16.h"
+#include "simd/kernels.h"
+
+using namespace octavo;
+
+namespace {
+
+constexpr Format kFormats[] = {Format::F32, Format::F16, Format::BF16, Format::Q8, Format::Q4, Format::Q4F};
+constexpr Epilogue kEpilogues[] = {Epilogue::Store, Epilogue::Add, Epilogue::SiluMul};
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr float kCanary = -12345.0f;
+
+bool same_bits(float a, float b) { return (std::isnan(a) && std::isnan(b)) || float_bits(a) == float_bits(b); }
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](float x, float y) { return same_bits(x, y); });
+}
+
+template <class T>
+void put(Weight& w, std::int64_t offset, T value) {
+  std::memcpy(w.data.get() + offset, &value, sizeof value);
+}
+
+void put_random_scales(Weight& w, std::int64_t offset, bool half, Rng& rng) {
+  for (int o = 0; o < kPanel; ++o) {
+    const float scale = rng.uniform(-0.1f, 0.1f);
+    if (half) {
+      put(w, offset + 2 * o, float_to_half(scale));
+    } else {
+      put(w, offset + 4 * o, scale);
+    }
+  }
+}
+
+// Random weights; the padding is random too, and must not matter.
+Weight random_weight(Format format, std::int64_t n, std::int64_t k, Rng& rng) {
+  Weight w;
+  w.format = format;
+  w.n = n;
+  w.k = k;
+  w.data = allocate_aligned(static_cast<std::size_t>(w.bytes()));
+  CHECK(w.data != nullptr);
+  const std::int64_t step = panel_step_bytes(format);
+  for (std::int64_t at = 0; at < w.bytes(); at += step) {
+    for (std::int64_t i = 0; i < step; i += 2) {
+      const float x = rng.uniform(-1, 1);
+      if (format == Format::F16) put(w, at + i, float_to_half(x));
+      if (format == Format::BF16) put(w, at + i, static_cast<std::uint16_t>(float_bits(x) >> 16));
+      if (format == Format::F32 && i % 4 == 0) put(w, at + i, x);
+      if (is_quantised(format)) put(w, at + i, static_cast<std::uint16_t>(rng.next()));
+    }
+    if (format == Format::Q8) put_random_scales(w, at + 512, true, rng);
+    if (format == Format::Q4) put_random_scales(w, at + 256, true, rng), put_random_scales(w, at + 288, true, rng);
+    if (format == Format::Q4F) put_random_scales(w, at + 256, false, rng), put_random_scales(w, at + 320, false, rng);
+  }
+  return w;
+}
+
+template <class T>
+T get(const Weight& w, std::int64_t offset) {
+  T value;
+  std::memcpy(&value, w.data.get() + offset, sizeof value);
+  return value;
+}
+
+// One weight read by the layout's description in weight.h: w = scale * q + min (min 0, scale 1 where there is none).
+struct Element {
+  float q, scale, min;
+};
+Element element(const Weight& w, std::int64_t o, std::int64_t k) {
+  const std::int64_t panel = o / kPanel * w.panel_bytes(), in_panel = o % kPanel;
+  const std::int64_t c = in_panel / 8, j = in_panel % 8;
+  if (!is_quantised(w.format)) {
+    const std::int64_t at = panel + k * panel_step_bytes(w.format);
+    if (w.format == Format::F32) return {get<float>(w, at + 4 * in_panel), 1, 0};
+    const auto bits = get<std::uint16_t>(w, at + 2 * in_panel);
+    return {w.format == Format::F16 ? half_to_float(bits) : bf16_to_float(bits), 1, 0};
+  }
+  const std::int64_t block = panel + k / kGroup * panel_step_bytes(w.format), i = k % kGroup;
+  if (w.format == Format::Q8) {
+    const auto q = get<std::int8_t>(w, block + (i / 4 * 2 + c) * 32 + 4 * j + i % 4);
+    return {static_cast<float>(q), half_to_float(get<std::uint16_t>(w, block + 512 + 2 * in_panel)), 0};
+  }
+  const auto byte = get<std::uint8_t>(w, block + (c * 4 + i / 8) * 32 + 4 * j + i % 4);
+  const auto q = static_cast<float>(i % 8 < 4 ? byte & 15 : byte >> 4);
+  if (w.format == Format::Q4F) {
+    return {q, get<float>(w, block + 256 + 4 * in_panel), get<float>(w, block + 320 + 4 * in_panel)};
+  }
+  return {q, half_to_float(get<std::uint16_t>(w, block + 256 + 2 * in_panel)),
+          half_to_float(get<std::uint16_t>(w, block + 288 + 2 * in_panel))};
+}
+
+// A job with everything it points at. Activations start at an odd float, rows are an odd number of floats apart.
+struct Case {
+  Weight w;
+  std::int64_t rows;
+  Epilogue epilogue;
+  bool with_bias;
+  std::vector<float> x, bias, residual;
+  std::vector<QBlock> xq;
+
+  std::int64_t x_stride() const { return w.k + 1; }
+  std::int64_t y_columns() const { return epilogue == Epilogue::SiluMul ? w.n / 2 : w.n; }
+  std::int64_t y_stride() const { return y_columns() + 3; }
+
+  Case(Format format, std::int64_t n, std::int64_t k, std::int64_t m, Epilogue e, bool bias_too, Rng& rng)
+      : w(random_weight(format, n, k, rng)), rows(m), epilogue(e), with_bias(bias_too) {
+    x.resize(static_cast<std::size_t>(1 + m * x_stride() - 1));
+    for (float& value : x) value = rng.uniform(-2, 2);
+    bias.resize(static_cast<std::size_t>(w.panels() * kPanel));
+    for (float& value : bias) value = rng.uniform(-1, 1);
+    residual.resize(static_cast<std::size_t>((m - 1) * y_stride() + y_columns()));
+    for (float& value : residual) value = rng.uniform(-1, 1);
+    quantize_rows();
+  }
+
+  void quantize_rows() {
+    xq.resize(static_cast<std::size_t>(rows * w.blocks()));
+    for (std::int64_t r = 0; r < rows; ++r) {
+      scalar_kernels().quantize(x.data() + 1 + r * x_stride(), w.k, xq.data() + r * w.blocks());
+    }
+  }
+
+  LinearJob job(std::vector<float>& y) const {
+    LinearJob j;
+    j.w = &w;
+    if (is_quantised(w.format)) {
+      j.xq = xq.data();
+    } else {
+      j.x = x.data() + 1;
+      j.x_stride = x_stride();
+    }
+    j.rows = rows;
+    j.bias = with_bias ? bias.data() : nullptr;
+    j.epilogue = epilogue;
+    j.residual = epilogue == Epilogue::Add ? residual.data() : nullptr;
+    j.y = y.data();
+    j.y_stride = y_stride();
+    return j;
+  }
+
+  std::vector<float> empty_y() const { return std::vector<float>(residual.size(), kCanary); }
+
+  std::vector<float> run(const Kernels& kernels) const {
+    std::vector<float> y = empty_y();
+    kernels.linear(job(y), 0, w.panels());
+    return y;
+  }
+};
+
+std::vector<const Kernels*> simd_tables() {
+  std::vector<const Kernels*> tables;
+  for (const std::string& name : kernel_names()) {
+    if (name != "scalar") tables.push_back(find_kernels(name));
+  }
+  return tables;
+}
+
+// The sum of one output in the canonical order, or with its groups (inputs) taken backwards.
+float ordered_sum(const Case& c, std::int64_t row, std::int64_t o, bool backwards) {
+  float acc = 0.0f;
+  const bool quantised = is_quantised(c.w.format);
+  const std::int64_t steps = quantised ? c.w.blocks() : c.w.k;
+  for (std::int64_t i = 0; i < steps; ++i) {
+    const std::int64_t step = backwards ? steps - 1 - i : i;
+    if (!quantised) {
+      acc = std::fma(element(c.w, o, step).q, c.x[static_cast<std::size_t>(1 + row * c.x_stride() + step)], acc);
+      continue;
+    }
+    const QBlock& block = c.xq[static_cast<std::size_t>(row * c.w.blocks() + step)];
+    int dot = 0;
+    for (std::int64_t k = 0; k < kGroup; ++k) dot += static_cast<int>(element(c.w, o, step * kGroup + k).q) * block.q[k];
+    const Element e = element(c.w, o, step * kGroup);
+    acc = std::fma(static_cast<float>(dot), e.scale * block.d, acc);
+    if (c.w.format != Format::Q8) acc = std::fma(e.min, block.s, acc);
+  }
+  return acc;
+}
+
+// The same in double, with the sum of the magnitudes of its terms.
+double exact_sum(const Case& c, std::int64_t row, std::int64_t o, double& magnitude) {
+  double sum = magnitude = 0;
+  for (std::int64_t k = 0; k < c.w.k; ++k) {
+    const Element e = element(c.w, o, k);
+    const QBlock* blocks = c.xq.data() + row * c.w.blocks();
+    const double x = is_quantised(c.w.format)
+                         ? static_cast<double>(blocks[k / kGroup].d) * blocks[k / kGroup].q[k % kGroup]
+                         : c.x[static_cast<std::size_t>(1 + row * c.x_stride() + k)];
+    const double term = (static_cast<double>(e.scale) * e.q + e.min) * x;
+    sum += term;
+    magnitude += (std::fabs(static_cast<double>(e.scale) * e.q) + std::fabs(e.min)) * std::fabs(x);
+  }
+  return sum;
+}
+
+void every_table_equals_scalar_bitwise_over_odd_shapes() {
+  Rng rng{1};
+  for (Format format : kFormats) {
+    for (std::int64_t k : {1, 31, 32, 33, 64, 576}) {
+      for (std::int64_t n : {1, 8, 15, 16, 17, 48, 80}) {
+        for (std::int64_t m : {1, 2, 3, 4, 5, 6, 7, 8, 9, 33}) {
+          const Epilogue epilogue = kEpilogues[rng.next() % 3];
+          const std::int64_t outputs = epilogue == Epilogue::SiluMul ? (n + 15) / 16 * 16 : n;
+          const Case c(format, outputs, k, m, epilogue, rng.next() % 2 == 0, rng);
+          const std::vector<float> expected = c.run(scalar_kernels());
+          for (const Kernels* table : simd_tables()) CHECK(same_bits(expected, c.run(*table)));
+        }
+      }
+    }
+  }
+}
+
+void scalar_follows_the_written_order_and_the_backward_order_differs() {
+  Rng rng{2};
+  for (Format format : kFormats) {
+    int moved = 0;
+    for (std::int64_t k : {33, 96, 576}) {
+      const Case c(format, 17, k, 3, Epilogue::Store, false, rng);
+      const std::vector<float> y = c.run(scalar_kernels());
+      for (std::int64_t r = 0; r < c.rows; ++r) {
+        for (std::int64_t o = 0; o < c.w.n; ++o) {
+          const float value = y[static_cast<std::size_t>(r * c.y_stride() + o)];
+          CHECK(same_bits(value, ordered_sum(c, r, o, false)));
+          moved += !same_bits(value, ordered_sum(c, r, o, true));
+          double magnitude;
+          const double exact = exact_sum(c, r, o, magnitude);
+          CHECK(std::fabs(value - exact) <= 1e-7 * static_cast<double>(k) * magnitude);
+        }
+      }
+    }
+    CHECK(moved > 20);
+  }
+}
+
+void epilogues_follow_their_formulas() {
+  Rng rng{3};
+  for (Format format : kFormats) {
+    for (bool with_bias : {false, true}) {
+      Case c(format, 48, 64, 5, Epilogue::Store, with_bias, rng);
+      const std::vector<float> sums = c.run(scalar_kernels());
+      const std::int64_t stride = c.y_stride();
+      c.epilogue = Epilogue::Add;
+      const std::vector<float> added = c.run(scalar_kernels());
+      c.with_bias = false;
+      c.epilogue = Epilogue::Store;
+      const std::vector<float> plain = c.run(scalar_kernels());
+      c.with_bias = with_bias;
+      c.epilogue = Epilogue::SiluMul;
+      const std::vector<float> gated = c.run(scalar_kernels());
+      for (std::int64_t r = 0; r < c.rows; ++r) {
+        for (std::int64_t o = 0; o < c.w.n; ++o) {
+          const auto at = static_cast<std::size_t>(r * stride + o);
+          CHECK(sums[at] == plain[at] + (with_bias ? c.bias[static_cast<std::size_t>(o)] : 0.0f));
+          CHECK(added[at] == c.residual[at] + sums[at]);
+          if (o % 16 >= 8) continue;
+          const double gate = sums[at], up = sums[at + 8], silu = gate / (1 + std::exp(-gate));
+          const float got = gated[static_cast<std::size_t>(r * c.y_stride() + o / 16 * 8 + o % 8)];
+          CHECK(std::fabs(got - silu * up) <= 1e-6 * std::fabs(silu * up) + 1e-30);
+        }
+      }
+    }
+  }
+}
+
+void add_may_write_over_its_residual() {
+  Rng rng{4};
+  for (const std::string& name : kernel_names()) {
+    const Case c(Format::Q4, 33, 96, 6, Epilogue::Add, true, rng);
+    const std::vector<float> expected = c.run(scalar_kernels());
+    std::vector<float> y = c.residual;
+    LinearJob job = c.job(y);
+    job.residual = y.data();
+    find_kernels(name)->linear(job, 0, c.w.panels());
+    for (std::int64_t r = 0; r < c.rows; ++r) {
+      for (std::int64_t o = 0; o < c.w.n; ++o) {
+        const auto at = static_cast<std::size_t>(r * c.y_stride() + o);
+        CHECK(same_bits(y[at], expected[at]));
+      }
+    }
+  }
+}
+
+void columns_past_the_outputs_are_not_written() {
+  Rng rng{5};
+  for (const std::string& name : kernel_names()) {
+    for (Format format : kFormats) {
+      for (std::int64_t n : {1, 7, 15, 17, 40}) {
+        const Case c(format, n, 40, 6, Epilogue::Store, true, rng);
+        const std::vector<float> y = c.run(*find_kernels(name));
+        for (std::int64_t at = 0; at < static_cast<std::int64_t>(y.size()); ++at) {
+          CHECK((y[static_cast<std::size_t>(at)] == kCanary) == (at % c.y_stride() >= n));
+        }
+      }
+    }
+  }
+}
+
+void any_split_of_panels_and_rows_gives_the_same_bits() {
+  Rng rng{6};
+  for (const std::string& name : kernel_names()) {
+    const Kernels& kernels = *find_kernels(name);
+    for (Format format : kFormats) {
+      for (std::int64_t m : {1, 2, 7}) {
+        const Case c(format, 16 * 11 - 3, 96, m, Epilogue::Store, true, rng);
+        const std::vector<float> whole = c.run(kernels);
+        for (std::int64_t cut = 0; cut <= c.w.panels(); ++cut) {
+          std::vector<float> y = c.empty_y();
+          kernels.linear(c.job(y), cut, c.w.panels());
+          kernels.linear(c.job(y), 0, cut);
+          CHECK(same_bits(whole, y));
+        }
+        std::vector<float> alone = c.empty_y();
+        for (std::int64_t r = 0; r < m; ++r) {
+          LinearJob job = c.job(alone);
+          job.rows = 1;
+          job.y += r * job.y_stride;
+          if (job.xq != nullptr) job.xq += r * c.w.blocks();
+          if (job.x != nullptr) job.x += r * job.x_stride;
+          kernels.linear(job, 0, c.w.panels());
+        }
+        CHECK(same_bits(whole, alone));
+      }
+    }
+  }
+}
+
+void a_nan_or_infinity_spoils_its_own_row_only() {
+  Rng rng{7};
+  for (const std::string& name : kernel_names()) {
+    for (Format format : kFormats) {
+      for (float bad : {kNaN, std::numeric_limits<float>::infinity()}) {
+        Case c(format, 32, 70, 6, Epilogue::Store, false, rng);
+        const std::vector<float> before = c.run(*find_kernels(name));
+        const std::int64_t spoilt = 2;
+        c.x[static_cast<std::size_t>(1 + spoilt * c.x_stride() + 69)] = bad;
+        c.quantize_rows();
+        const std::vector<float> after = c.run(*find_kernels(name));
+        for (std::int64_t at = 0; at < static_cast<std::int64_t>(after.size()); ++at) {
+          const auto i = static_cast<std::size_t>(at);
+          if (at / c.y_stride() == spoilt && at % c.y_stride() < c.w.n) {
+            CHECK(!std::isfinite(after[i]));
+          } else {
+            CHECK(same_bits(before[i], after[i]));
+          }
+        }
+      }
+    }
+  }
+}
+
+void the_largest_integers_do_not_saturate() {
+  Rng rng{8};
+  for (Format format : {Format::Q8, Format::Q4, Format::Q4F}) {
+    for (int sign : {-1, 1}) {
+      Case c(format, 16, 64, 5, Epilogue::Store, false, rng);
+      const std::int64_t step = panel_step_bytes(format), integers = format == Format::Q8 ? 512 : 256;
+      for (std::int64_t at = 0; at < c.w.bytes(); at += step) {
+        for (std::int64_t i = 0; i < integers; ++i) put(c.w, at + i, static_cast<std::uint8_t>(format == Format::Q8 ? 0x80 : 0xff));
+      }
+      for (QBlock& block : c.xq) std::fill(block.q, block.q + kGroup, static_cast<std::int8_t>(sign * 127));
+      for (const std::string& name : kernel_names()) {
+        const std::vector<float> y = c.run(*find_kernels(name));
+        for (std::int64_t r = 0; r < c.rows; ++r) {
+          for (std::int64_t o = 0; o < c.w.n; ++o) {
+            CHECK(same_bits(y[static_cast<std::size_t>(r * c.y_stride() + o)], ordered_sum(c, r, o, false)));
+          }
+        }
+      }
+    }
+  }
+}
+
+bool same_block(const QBlock& a, const QBlock& b) {
+  return same_bits(a.d, b.d) && same_bits(a.s, b.s) && std::memcmp(a.q, b.q, sizeof a.q) == 0;
+}
+
+void quantize_is_the_same_in_every_table() {
+  Rng rng{9};
+  for (std::int64_t k : {1, 7, 31, 32, 33, 64, 100, 576}) {
+    for (int turn = 0; turn < 60; ++turn) {
+      std::vector<float> x(static_cast<std::size_t>(k + 1));
+      const float size = std::ldexp(1.0f, turn * 5 - 149);
+      for (float& value : x) value = rng.uniform(-1, 1) * size;
+      if (turn % 5 == 0) x[rng.next() % x.size()] = turn % 2 == 0 ? kNaN : -std::numeric_limits<float>::infinity();
+      const auto blocks = static_cast<std::size_t>((k + kGroup - 1) / kGroup);
+      std::vector<QBlock> expected(blocks), got(blocks);
+      scalar_kernels().quantize(x.data() + 1, k, expected.data());
+      for (const Kernels* table : simd_tables()) {
+        table->quantize(x.data() + 1, k, got.data());
+        CHECK(std::equal(expected.begin(), expected.end(), got.begin(), same_block));
+      }
+    }
+  }
+}
+
+void quantize_rounds_ties_to_even_and_marks_what_is_not_finite() {
+  for (const std::string& name : kernel_names()) {
+    const Kernels& kernels = *find_kernels(name);
+    const float x[] = {-127.0f, 0.5f, 1.5f, -2.5f, 3.49f};
+    QBlock block;
+    kernels.quantize(x, 5, &block);
+    const int q[] = {-127, 0, 2, -2, 3};
+    for (int i = 0; i < kGroup; ++i) CHECK(block.q[i] == (i < 5 ? q[i] : 0));
+    CHECK(block.d == 1.0f && block.s == -124.0f);
+
+    const float bad[] = {1.0f, kNaN, 3.0f};
+    kernels.quantize(bad, 3, &block);
+    CHECK(std::isnan(block.d) && std::isnan(block.s) && block.q[0] == 0 && block.q[2] == 0);
+
+    const float tiny[] = {1e-38f, -9e-31f};
+    kernels.quantize(tiny, 2, &block);
+    CHECK(block.d == 0.0f && block.s == 0.0f && block.q[0] == 0 && block.q[1] == 0);
+  }
+}
+
+void unpack_row_gives_the_canonical_value_and_no_more() {
+  Rng rng{10};
+  for (const std::string& name : kernel_names()) {
+    for (Format format : kFormats) {
+      for (std::int64_t k : {1, 5, 8, 31, 32, 33, 47, 64}) {
+        const Weight w = random_weight(format, 19, k, rng);
+        for (std::int64_t o = 0; o < w.n; ++o) {
+          std::vector<float> row(static_cast<std::size_t>(k));
+          find_kernels(name)->unpack_row(w, o, row.data());
+          for (std::int64_t i = 0; i < k; ++i) {
+            const Element e = element(w, o, i);
+            const bool has_min = format == Format::Q4 || format == Format::Q4F;
+            CHECK(same_bits(row[static_cast<std::size_t>(i)], has_min ? std::fma(e.q, e.scale, e.min) : e.q * e.scale));
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  every_table_equals_scalar_bitwise_over_odd_shapes();
+  scalar_follows_the_written_order_and_the_backward_order_differs();
+  epilogues_follow_their_formulas();
+  add_may_write_over_its_residual();
+  columns_past_the_outputs_are_not_written();
+  any_split_of_panels_and_rows_gives_the_same_bits();
+  a_nan_or_infinity_spoils_its_own_row_only();
+  the_largest_integers_do_not_saturate();
+  quantize_is_the_same_in_every_table();
+  quantize_rounds_ties_to_even_and_marks_what_is_not_finite();
+  unpack_row_gives_the_canonical_value_and_no_more();
+  return 0;
+}

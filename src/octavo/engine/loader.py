@@ -1,0 +1,33 @@
+"""From a model's name to everything an engine needs of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.models.registry import build_program
+from octavo.program.program import Program
+from octavo.tokenizer import Tokenizer
+from octavo.weights.checkpoint import Checkpoint, load_checkpoint
+from octavo.weights.sources import resolve_model
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    name: str
+    path: Path
+    checkpoint: Checkpoint
+    program: Program
+    tokenizer: Tokenizer
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self.checkpoint.eos_token_ids
+
+
+def load_model(name: str, *, revision: str | None = None) -> LoadedModel:
+    """Fetches the model if need be, and opens it. Raises the errors of octavo.weights, in plain words."""
+    path = resolve_model(name, revision=revision)
+    checkpoint = load_checkpoint(path)
+    program = build_program(checkpoint.config)
+    return LoadedModel(name, path, checkpoint, program, Tokenizer.from_assets(checkpoint.tokenizer, checkpoint.config.vocab_size))

@@ -1,0 +1,49 @@
+"""The progress bar of LLM.generate: on standard error, only on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any
+
+
+class Progress:
+    """Counts finished prompts and output tokens; shows nothing unless `enabled` and standard error is a terminal."""
+
+    def __init__(self, total: int, *, enabled: bool) -> None:
+        self._bar: Any = None
+        self._tokens = 0
+        if enabled and sys.stderr.isatty():
+            from rich import progress
+            from rich.console import Console
+
+            self._bar = progress.Progress(
+                progress.TextColumn("Prompts"),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TimeElapsedColumn(),
+                progress.TextColumn("{task.fields[rate]}"),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._task = self._bar.add_task("prompts", total=total, rate="")
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def token(self) -> None:
+        self._tokens += 1
+        if self._bar is not None and self._tokens % 16 == 0:
+            elapsed = self._bar.tasks[0].elapsed or 0.0
+            if elapsed > 0:
+                self._bar.update(self._task, rate=f"{self._tokens / elapsed:.0f} tokens/s")
+
+    def finished(self) -> None:
+        if self._bar is not None:
+            self._bar.advance(self._task)

@@ -1,0 +1,57 @@
+"""What can go wrong, as types. Every message says what was wrong, where, and what is allowed."""
+
+from __future__ import annotations
+
+
+class OctavoError(Exception):
+    """Base of every error Octavo raises on purpose."""
+
+
+class InvalidParameterError(OctavoError, ValueError):
+    """A parameter of a request or of a constructor is out of its range."""
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        shown = repr(value)
+        if len(shown) > 100:
+            shown = shown[:97] + "..."
+        super().__init__(f"{field}={shown} is not allowed: {allowed}")
+        self.field = field
+        self.value = value
+        self.allowed = allowed
+
+
+class ModelNotFoundError(OctavoError):
+    """No such model: neither a known name, a local path nor a repository that could be reached."""
+
+
+class DownloadError(OctavoError):
+    """A model could not be fetched or stored (network, disk, checksum, missing tool)."""
+
+
+class ModelFileError(OctavoError, ValueError):
+    """A model file is damaged, truncated or not what it claims to be."""
+
+    def __init__(self, path: object, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = str(path)
+        self.problem = problem
+
+
+class UnsupportedModelError(OctavoError, ValueError):
+    """A model asks for something Octavo does not do; the message names the key and its value."""
+
+
+class ChatTemplateError(OctavoError, ValueError):
+    """A chat template is missing, fails, or exceeds its bounds."""
+
+
+class CapacityError(OctavoError, ValueError):
+    """A request can never fit: too many tokens for the context or for the KV pool, or a queue is full."""
+
+
+class RequestFailedError(OctavoError):
+    """One request failed while it ran (for example a NaN in its logits); the others are not affected."""
+
+
+class EngineClosedError(OctavoError):
+    """The engine was closed, or is used in a forked child."""

@@ -1,0 +1,103 @@
+"""What sampling must remember of one output: a fold over its token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from octavo.executor.interface import F32, I32, U32
+from octavo.sampling.resolve import ResolvedParams
+from octavo.sampling.rows import RowEntry, pack_record, pack_target
+
+
+class SeenTokens:
+    """Distinct ids and how often the output has each, in arrays that grow by doubling."""
+
+    def __init__(self, prompt_ids: Sequence[int]) -> None:
+        first = list(dict.fromkeys(prompt_ids))
+        self._slots = {token_id: slot for slot, token_id in enumerate(first)}
+        self._ids: I32 = np.zeros(max(64, 2 * len(first)), dtype=np.int32)
+        self._ids[: len(first)] = first
+        self._counts: I32 = np.zeros(len(self._ids), dtype=np.int32)
+
+    def append(self, token_id: int) -> None:
+        slot = self._slots.setdefault(token_id, len(self._slots))
+        if slot == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        self._ids[slot] = token_id
+        self._counts[slot] += 1
+
+    def arrays(self) -> tuple[I32, I32]:
+        """Views of ids and counts; the next append changes them."""
+        size = len(self._slots)
+        return self._ids[:size], self._counts[:size]
+
+
+class BadWords:
+    """Which ids would complete a forbidden sequence; sequences match output ids only."""
+
+    def __init__(self, words: Sequence[tuple[int, ...]]) -> None:
+        self._single = tuple(word[0] for word in words if len(word) == 1)
+        self._by_previous: dict[int, list[tuple[list[int], int]]] = {}
+        for word in words:
+            if len(word) > 1:
+                self._by_previous.setdefault(word[-2], []).append((list(word[:-1]), word[-1]))
+
+    def banned(self, output_ids: list[int]) -> tuple[int, ...]:
+        candidates = self._by_previous.get(output_ids[-1]) if output_ids else None
+        if not candidates:
+            return self._single
+        completing = [last for before, last in candidates if output_ids[-len(before) :] == before]
+        return self._single + tuple(completing)
+
+
+class SamplerState:
+    """How the next token of one output is drawn. Rebuilt by appending the same ids again."""
+
+    def __init__(self, resolved: ResolvedParams, prompt_token_ids: Sequence[int], n_index: int) -> None:
+        self._resolved = resolved
+        self._record = pack_record(resolved, n_index)
+        self._count = 0
+        self._until_min = tuple(sorted(resolved.eos_ids | resolved.stop_token_ids)) if resolved.min_tokens > 0 else ()
+        self._bad_words = BadWords(resolved.bad_words) if resolved.bad_words else None
+        self._output_ids: list[int] = []  # kept only for bad words
+        self._bias: tuple[I32, F32] | None = None
+        if resolved.logit_bias:
+            ids, values = zip(*resolved.logit_bias)
+            self._bias = np.array(ids, dtype=np.int32), np.array(values, dtype=np.float32)
+        self._mask = None if resolved.allowed_token_ids is None else _bitmap(resolved.allowed_token_ids, resolved.vocab_size)
+        # Prompt ids matter to the repetition penalty alone: their output count is 0.
+        repeated = resolved.repetition_penalty != 1.0
+        penalised = repeated or resolved.presence_penalty != 0.0 or resolved.frequency_penalty != 0.0
+        self._seen = SeenTokens(prompt_token_ids if repeated else ()) if penalised else None
+
+    def append(self, token_id: int) -> None:
+        self._count += 1
+        if self._bad_words is not None:
+            self._output_ids.append(token_id)
+        if self._seen is not None:
+            self._seen.append(token_id)
+
+    def row(self, position: int) -> RowEntry:
+        """Draws the token at this absolute position (prompt length + tokens so far)."""
+        banned: tuple[int, ...] = ()
+        if self._bad_words is not None:
+            banned = self._bad_words.banned(self._output_ids)
+        if self._count < self._resolved.min_tokens:
+            banned += self._until_min
+        seen = None if self._seen is None else self._seen.arrays()
+        return RowEntry(self._record, position, banned, self._bias, seen, self._mask)
+
+    def prompt_row(self, token_id: int) -> RowEntry:
+        """Draws nothing; reports the logprob of the prompt token that follows the row."""
+        return RowEntry(pack_target(token_id, self._resolved.prompt_logprobs or 0), 0)
+
+
+def _bitmap(ids: Sequence[int], vocab_size: int) -> U32:
+    """Bit i % 32 of word i // 32 is set for each id."""
+    bits = np.zeros((vocab_size + 31) // 32 * 32, dtype=np.uint8)
+    bits[np.asarray(ids)] = 1
+    packed: U32 = np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+    return packed

@@ -1,0 +1,72 @@
+"""`python -m tests.exact`: the full suite on the real model (`make exact`). With --print, the traces of one run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from . import scenarios
+from .cases import model_cases, tiny_cases
+from .faults import FAULTS, suite_fails_on
+from .models import smollm2, tiny
+
+
+def full() -> None:
+    model = smollm2()
+    cases = model_cases(model.tokenizer, 24, short_form=False)
+    short = [case for case in cases if len(case.prompt) < 1000]
+    print(f"{len(cases)} cases on {model.name}: {sum(len(c.prompt) for c in cases)} prompt tokens", flush=True)
+    expected: dict[str, Any] = {}
+
+    def reference() -> None:
+        expected.update(scenarios.reference(model, cases))
+
+    steps: list[tuple[str, Callable[[], None]]] = [
+        ("alone", reference),
+        ("random batches", lambda: scenarios.in_random_batches(model, cases, expected, seeds=range(4))),
+        *[(f"chunks of {n}", lambda n=n: scenarios.with_chunks(model, cases, expected, n)) for n in (1, 7, 16, 17, 64)],
+        ("prefix hits", lambda: scenarios.with_prefix_hits(model, cases, expected, (0, 1, 15, 16, 17, None))),
+        ("preempted, blocks kept", lambda: scenarios.preempted_at_every_step(model, cases, expected, flush=False)),
+        ("preempted, blocks flushed", lambda: scenarios.preempted_at_every_step(model, cases, expected, flush=True)),
+        ("tiny pool", lambda: scenarios.squeezed_by_a_tiny_pool(model, cases, expected, 40)),
+        *[(f"{n} threads", lambda n=n: scenarios.with_options(model, cases, expected, f"{n} threads", threads=n)) for n in (1, 2, 4)],
+        ("no fusion", lambda: scenarios.with_options(model, cases, expected, "no fusion", fusion=False)),
+        ("cancelled neighbours", lambda: scenarios.cancelled_neighbours(model, short, expected)),
+        ("blocks full of NaN", lambda: scenarios.on_blocks_full_of_nan(model, cases, expected)),
+        ("cut at every token", lambda: scenarios.cut_at_every_token(model, cases, expected)),
+        ("a new process", lambda: scenarios.in_a_new_process(["--print"], expected)),
+        ("scalar kernels", lambda: scenarios.with_options(model, cases, expected, "scalar", kernels="scalar")),
+        *[(f"fault: {name}", lambda name=name: suite_fails_on(name)) for name in FAULTS],
+    ]  # fmt: skip
+    begin = time.monotonic()
+    for name, step in steps:
+        start = time.monotonic()
+        step()
+        print(f"  {name}: equal ({time.monotonic() - start:.0f} s)" if not name.startswith("fault") else f"  {name}: found", flush=True)
+    print(f"all equal, to the bit ({time.monotonic() - begin:.0f} s)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.exact", description=__doc__)
+    parser.add_argument("--print", action="store_true", help="run each case alone and print its trace as JSON")
+    parser.add_argument("--tiny", metavar="NAME", help="with --print: a tiny model instead of smollm2")
+    parser.add_argument("--short", action="store_true", help="with --print: the short form's cases")
+    options = parser.parse_args()
+    if not options.print:
+        full()
+        return
+    model = tiny(options.tiny) if options.tiny else smollm2()
+    if options.tiny:
+        cases = tiny_cases(model.checkpoint.config.vocab_size, 8)
+    else:
+        cases = model_cases(model.tokenizer, 8 if options.short else 24, short_form=options.short)
+    traces = scenarios.reference(model, cases)
+    json.dump({name: repr(trace) for name, trace in traces.items()}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

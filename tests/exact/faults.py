@@ -1,0 +1,113 @@
+"""Broken variants: each breaks one rule that the promise rests on, and the suite must see it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from octavo import _native
+from octavo.executor.interface import Batch, SamplingRows, StepResult
+from octavo.params import SamplingParams
+
+from . import scenarios
+from .cases import TEXT
+from .machine import Case, Model
+from .models import smollm2
+
+
+class _Wrapped:
+    """An executor whose batches are tampered with on their way in."""
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def step(self, batch: Batch, sampling: SamplingRows) -> StepResult:
+        result: StepResult = self._executor.step(dataclasses.replace(batch, block_ops=self.tamper(batch.block_ops)), sampling)
+        return result
+
+    def tamper(self, block_ops: Any) -> Any:
+        raise NotImplementedError
+
+
+class CopiesOneTokenTooFew(_Wrapped):
+    def tamper(self, block_ops: Any) -> Any:
+        ops = block_ops.copy()
+        ops[:, 2] = np.maximum(ops[:, 2] - 1, 0)
+        return ops
+
+
+class NeverZeroes(_Wrapped):
+    def tamper(self, block_ops: Any) -> Any:
+        return np.ascontiguousarray(block_ops[block_ops[:, 1] >= 0])
+
+
+FAULTS = (
+    "linear-order",
+    "segment-merge",
+    "norm-sums",
+    "log-sum-exp",
+    "randomness",
+    "partial-copy",
+    "missing-zeroing",
+)
+
+
+def suite_fails_on(fault: str) -> None:
+    """Raises unless the scenario that guards the broken rule fails on the fault, and passes without it."""
+    model = smollm2()
+    for broken in (False, True):
+        try:
+            _guard(model, fault, broken)
+        except AssertionError as error:
+            # A difference of bits is what must be seen; any other failure is a mistake in the suite.
+            if not broken or " became " not in str(error):
+                raise
+        except Exception as error:
+            if not (broken and fault == "missing-zeroing" and type(error).__name__ == "RequestFailedError"):
+                raise
+        else:
+            if broken:
+                raise AssertionError(f"the suite does not see the fault {fault}")
+
+
+def _guard(model: Model, fault: str, broken: bool) -> None:
+    ids = model.tokenizer.encode(TEXT.read_text(encoding="utf-8"))
+    sampled = SamplingParams(max_tokens=6, temperature=1.0, seed=3, logprobs=2)
+    cases = [Case(f"c{n}", tuple(ids[n : n + n]), sampled) for n in (20, 37, 64, 90)]
+    if fault == "partial-copy":
+        with_wrap = _with(model, CopiesOneTokenTooFew if broken else None)
+        scenarios.with_prefix_hits(with_wrap, cases, scenarios.reference(model, cases), (15, 17))
+    elif fault == "missing-zeroing":
+        wrap = NeverZeroes if broken else (lambda executor: executor)
+        scenarios.on_blocks_full_of_nan(model, cases, scenarios.reference(model, cases), wrap)
+    else:
+        kernels = "auto"
+        if broken:
+            _native.register_faulty_kernels()
+            kernels = f"faulty-{fault}"
+        if fault == "segment-merge":
+            cases = [Case("long", tuple(ids[:2100]), sampled)]
+            expected = scenarios.reference(model, cases, kernels=kernels)
+            # The last prompt rows are computed one by one instead of in a tile.
+            tail = _with(model, None, kernels=kernels)
+            scenarios.with_prefix_hits(tail, cases, expected, (None,))
+            return
+        expected = scenarios.reference(model, cases, kernels=kernels)
+        scenarios.in_random_batches(model, cases, expected, seeds=(1,), kernels=kernels)
+
+
+def _with(model: Model, wrapper: Any, **options: Any) -> Model:
+    """The same model, its engines made with a wrapper or with other options."""
+
+    class Changed(Model):
+        def engine(self, **more: Any) -> Any:
+            if wrapper is not None:
+                more["wrap"] = wrapper
+            return super().engine(**{**more, **options})
+
+    return Changed(model.name, model.checkpoint, model.tokenizer, model.weights, model.kv_dtype, model.eos)

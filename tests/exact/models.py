@@ -1,0 +1,41 @@
+"""The models of the exactness suite: the real one, and tiny ones for the formats and architectures it does not have."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from octavo.tokenizer import Tokenizer
+from octavo.weights.assets import TokenizerAssets
+from octavo.weights.checkpoint import load_checkpoint
+from octavo.weights.sources import resolve_model
+
+from .machine import Model
+
+GOLDEN = Path(__file__).parent.parent / "parity" / "golden"
+
+
+@lru_cache(maxsize=1)
+def smollm2() -> Model:
+    checkpoint = load_checkpoint(resolve_model("smollm2"))
+    tokenizer = Tokenizer.from_assets(checkpoint.tokenizer, checkpoint.config.vocab_size)
+    return Model("smollm2", checkpoint, tokenizer, eos=checkpoint.eos_token_ids)
+
+
+def tiny(name: str, *, weights: str = "f32", kv_dtype: str = "f16") -> Model:
+    """A random model of tests/parity/golden; its tokenizer is one byte a token."""
+    checkpoint = load_checkpoint(GOLDEN / name)
+    return Model(f"{name}-{weights}-{kv_dtype}", checkpoint, byte_tokenizer(), weights, kv_dtype, frozenset({0}))
+
+
+@lru_cache(maxsize=1)
+def byte_tokenizer() -> Tokenizer:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Backend(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    assets = TokenizerAssets(kind="hf", tokenizer_json=backend.to_str().encode(), config={}, chat_template=None)
+    return Tokenizer.from_assets(assets, 4096)

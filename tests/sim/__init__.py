@@ -1,0 +1,1 @@
+"""Seeded simulation of the scheduler and the KV memory, without a model."""

@@ -1,0 +1,173 @@
+"""The native executor at its border, and the bits of a step under every option that must not change them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo import _native
+from octavo.errors import EngineClosedError, InvalidParameterError
+from octavo.executor.interface import Batch
+from octavo.executor.native import NativeExecutor, kv_block_bytes
+from octavo.models.registry import build_program
+from octavo.weights.checkpoint import Checkpoint, load_checkpoint
+
+from ..support.batches import batch_of, prompt_batch, sampling_rows
+
+GOLDEN = Path(__file__).parent.parent / "parity" / "golden"
+PROMPT = [(31 * i * i + 7 * i + 5) % 120 for i in range(70)]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
+    return load_checkpoint(GOLDEN / request.param)
+
+
+def make(checkpoint: Checkpoint, **options: Any) -> NativeExecutor:
+    options = {"num_blocks": 16, "weights": "q8", "threads": 2, **options}
+    return NativeExecutor(build_program(checkpoint.config), checkpoint.tensors, **options)
+
+
+def logits(executor: NativeExecutor) -> np.ndarray:
+    return executor.logits(prompt_batch(PROMPT), sampling_rows(len(PROMPT)))
+
+
+@pytest.mark.parametrize("weights", ["f32", "q8", "q4"])
+@pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
+def test_kernels_threads_and_fusion_give_equal_bits(checkpoint: Checkpoint, weights: str, kv_dtype: str) -> None:
+    expected = logits(make(checkpoint, weights=weights, kv_dtype=kv_dtype, kernels="scalar", threads=1, fusion=False))
+    assert np.isfinite(expected).all()
+    assert np.abs(expected).max() > 0.1
+    for kernels, threads, fusion in itertools.product(_native.kernel_names(), (1, 2, 4), (True, False)):
+        if kernels.startswith("faulty"):
+            continue
+        got = logits(make(checkpoint, weights=weights, kv_dtype=kv_dtype, kernels=kernels, threads=threads, fusion=fusion))
+        assert got.tobytes() == expected.tobytes(), (kernels, threads, fusion)
+
+
+def test_decode_row_by_row_gives_the_bits_of_one_prefill(checkpoint: Checkpoint) -> None:
+    expected = logits(make(checkpoint))
+    executor = make(checkpoint)
+    for i, token in enumerate(PROMPT):
+        row = executor.logits(batch_of([([token], i, range(i // 16 + 1))]), sampling_rows(1))
+        assert row.tobytes() == expected[i].tobytes(), f"token {i}"
+
+
+def test_a_block_full_of_nan_does_not_reach_its_next_owner(checkpoint: Checkpoint) -> None:
+    expected = logits(make(checkpoint))
+    executor = make(checkpoint)
+    rubbish = np.full(len(executor.export_block(0)) // 2, np.nan, dtype=np.float16).tobytes()
+    for block in range(executor.num_blocks):
+        executor.import_block(block, rubbish)
+    assert logits(executor).tobytes() == expected.tobytes()
+
+    unzeroed = dataclasses.replace(prompt_batch(PROMPT), block_ops=np.zeros((0, 3), dtype=np.int32))
+    for block in range(executor.num_blocks):
+        executor.import_block(block, rubbish)
+    result = executor.step(unzeroed, sampling_rows(len(PROMPT)))
+    assert not result.finite.all(), "without zeroing the NaN must be seen: else this test proves nothing"
+
+
+def test_a_copied_prefix_gives_the_bits_of_a_computed_one(checkpoint: Checkpoint) -> None:
+    expected = logits(make(checkpoint))
+    executor = make(checkpoint)
+    executor.step(prompt_batch(PROMPT[:37]), sampling_rows(37))
+    tail = batch_of([(PROMPT[37:], 37, [0, 1, 9, 10, 11])], block_ops=[(9, 2, 5), (10, -1, 0), (11, -1, 0)])
+    got = executor.logits(tail, sampling_rows(len(PROMPT) - 37))
+    assert got.tobytes() == expected[37:].tobytes()
+
+
+def test_an_exported_block_gives_the_same_bits_in_another_executor(checkpoint: Checkpoint) -> None:
+    expected = logits(make(checkpoint))
+    first, second = make(checkpoint), make(checkpoint)
+    first.step(prompt_batch(PROMPT[:32]), sampling_rows(32))
+    for source, target in ((0, 5), (1, 3)):
+        second.import_block(target, first.export_block(source))
+    rest = batch_of([(PROMPT[32:], 32, [5, 3, 0, 1, 2])], block_ops=[(0, -1, 0), (1, -1, 0), (2, -1, 0)])
+    assert second.logits(rest, sampling_rows(len(PROMPT) - 32)).tobytes() == expected[32:].tobytes()
+
+
+def test_block_size_is_as_documented(checkpoint: Checkpoint) -> None:
+    executor = make(checkpoint)
+    assert len(executor.export_block(0)) == kv_block_bytes(executor.program, "f16")
+    with pytest.raises(ValueError, match="another size"):
+        executor.import_block(0, b"short")
+    with pytest.raises(IndexError):
+        executor.export_block(16)
+
+
+def test_more_logit_rows_than_are_held_at_once(checkpoint: Checkpoint) -> None:
+    many = [(7 * i) % 120 for i in range(150)]
+    executor = make(checkpoint)
+    result = executor.step(prompt_batch(many), sampling_rows(150, targets=[*many[1:], 0]))
+    assert result.ok.all()
+    alone = make(checkpoint)
+    for i in (0, 63, 64, 65, 128, 149):
+        batch = batch_of([(many[: i + 1], 0, range(i // 16 + 1))], logit_rows=[i])
+        assert alone.step(batch, sampling_rows(1, targets=[[*many[1:], 0][i]])).logprobs[0] == result.logprobs[i]
+
+
+BAD = {
+    "a token id outside the vocabulary": {"token_ids": np.full(70, 100_000, dtype=np.int32)},
+    "a negative token": {"token_ids": np.full(70, -1, dtype=np.int32)},
+    "positions with a hole": {"positions": np.arange(70, dtype=np.int64) * 2},
+    "a negative position": {"positions": np.arange(-1, 69, dtype=np.int64)},
+    "a position beyond the table": {"positions": np.arange(16, 86, dtype=np.int64)},
+    "a block table that is too short": {"block_tables": np.array([0], np.int32), "block_offsets": np.array([0, 1], np.int32)},
+    "an unknown block": {"block_tables": np.array([0, 1, 2, 3, 16], np.int32)},
+    "sequence rows that miss some": {"sequence_rows": np.array([0, 69], np.int32)},
+    "sequence rows that go back": {"sequence_rows": np.array([0, 71, 70], np.int32), "block_offsets": np.array([0, 5, 5], np.int32)},
+    "offsets beyond the tables": {"block_offsets": np.array([0, 6], np.int32)},
+    "a logit row outside": {"logit_rows": np.array([70], np.int32)},
+    "logit rows out of order": {"logit_rows": np.array([3, 2], np.int32)},
+    "a block operation on an unknown block": {"block_ops": np.array([[16, -1, 0]], np.int32)},
+    "a copy of too many tokens": {"block_ops": np.array([[1, 0, 17]], np.int32)},
+    "a copy onto itself": {"block_ops": np.array([[1, 1, 3]], np.int32)},
+    "one position too few": {"positions": np.arange(69, dtype=np.int64)},
+    "ids of the wrong type": {"token_ids": np.zeros(70, dtype=np.int64)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_malformed_batch_is_refused_and_harms_nothing(what: str) -> None:
+    checkpoint = load_checkpoint(GOLDEN / "llama")
+    executor = make(checkpoint)
+    expected = logits(executor)
+    batch: Batch = dataclasses.replace(prompt_batch(PROMPT), **BAD[what])
+    with pytest.raises((ValueError, TypeError)):
+        executor.step(batch, sampling_rows(len(batch.logit_rows)))
+    assert logits(executor).tobytes() == expected.tobytes()
+
+
+def test_options_out_of_range_are_refused_by_name() -> None:
+    checkpoint = load_checkpoint(GOLDEN / "llama")
+    for field, value in {"kv_dtype": "f8", "threads": 0, "kernels": "sse9", "max_rows": 0, "weights": "q3"}.items():
+        with pytest.raises(InvalidParameterError, match=field):
+            make(checkpoint, **{field: value})
+
+
+def test_use_after_close_and_after_fork_raises() -> None:
+    executor = make(load_checkpoint(GOLDEN / "llama"))
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            logits(executor)
+            os.write(write, b"ran")
+        except EngineClosedError:
+            os.write(write, b"refused")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 16) == b"refused"
+    os.close(read)
+    os.close(write)
+    executor.close()
+    executor.close()
+    with pytest.raises(EngineClosedError, match="closed"):
+        logits(executor)
