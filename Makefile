@@ -26,7 +26,7 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 run: $(INSTALLED) ## install Octavo in .venv, fetch the default model, answer a question
-	$(BIN)/octavo chat --temperature 0 "What is the capital of France?"
+	$(BIN)/octavo chat --temperature 0 --system "Answer in one short sentence." "What is the capital of France?"
 
 test: $(VENV)/octavo-dev native-test ## native tests, then all Python tests
 	$(BIN)/python -m pytest

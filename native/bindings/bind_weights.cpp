@@ -85,9 +85,9 @@ void bind_weights(nb::module_& m) {
       .def("unpack", &unpack, "The weights as the kernels see them: float32 [n, k].");
   m.def("pack", &pack_weight, nb::arg("parts").noconvert(), nb::arg("format"), nb::arg("interleave") = false,
         nb::arg("threads") = 2,
-        "Packs parts (data uint8 [bytes], encoding, rows, cols, row_order int32 [rows] or None) one after another along\n"
-        "the outputs; interleave: two parts of equal rows (gate, up), 8 + 8 rows in each panel of 16. ValueError says\n"
-        "which part, and which row, cannot be packed.");
+        "Packs parts (data uint8 [bytes], encoding, rows, cols, row_order int32 [rows] or None), one after another\n"
+        "along the outputs; interleave: two parts of equal rows (gate, up), 8 + 8 rows in each panel of 16.\n"
+        "ValueError says which part, and which row, cannot be packed.");
   m.def("cpu_features", &features, "Instruction sets the CPU has and the operating system lets programs use.");
   m.def("kernel_names", &kernel_names, "Names of the kernel tables this CPU can run, the best last.");
 }

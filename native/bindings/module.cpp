@@ -11,5 +11,7 @@ NB_MODULE(_native, m) {
   bind_executor(m);
 #ifdef OCTAVO_DEV
   m.def("register_faulty_kernels", &octavo::register_faulty_kernels);
+#else
+  nanobind::set_leak_warnings(false);  // a user's interpreter that ends abruptly need not read about it
 #endif
 }

@@ -54,7 +54,7 @@ void read_k_scale(const std::uint8_t* block, int sub, FileGroup& out) {
     scale = (s[sub + 4] & 15) | (s[sub - 4] >> 6 << 4);
     min = (s[sub + 4] >> 4) | (s[sub] >> 6 << 4);
   }
-  set_scale(out, load_half(block) * static_cast<float>(scale), -(load_half(block + 2) * static_cast<float>(min)));
+  set_scale(out, load_half(block) * static_cast<float>(scale), -load_half(block + 2) * static_cast<float>(min));
 }
 
 // Q4_K and Q5_K: 32 bytes hold two sub-blocks, the even one in the low nibbles.

@@ -127,7 +127,9 @@ class Outputs {
 // Bits of the largest |x|; they order like |x|, with infinity and NaN above all.
 std::uint32_t largest_magnitude(const float (&x)[kGroup]) {
   std::int32_t largest = 0;
-  for (int i = 0; i < kGroup; ++i) largest = std::max(largest, static_cast<std::int32_t>(float_bits(x[i]) & 0x7fffffffu));
+  for (int i = 0; i < kGroup; ++i) {
+    largest = std::max(largest, static_cast<std::int32_t>(float_bits(x[i]) & 0x7fffffffu));
+  }
   return static_cast<std::uint32_t>(largest);
 }
 

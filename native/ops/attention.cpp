@@ -6,7 +6,8 @@
 namespace octavo {
 namespace {
 
-constexpr std::int64_t kTileVectors = 24;  // query vectors (rows x heads of the group) that share one reading of K and V
+constexpr std::int64_t kTileVectors =
+    24;  // query vectors (rows x heads of the group) that share one reading of K and V
 
 struct Tile {
   std::int64_t sequence, row_begin, row_end, segments, cost;
@@ -61,7 +62,8 @@ AttentionPlan attention_plan(const AttentionJob& job, int threads) {
   for (std::size_t i = 0; i < tiles.size(); ++i) {
     const Tile& t = tiles[i];
     if (i < next && t.segments > 1) continue;
-    for (std::int64_t h = 0; h < kv_heads; ++h) plan.items.push_back({t.sequence, t.row_begin, t.row_end, h, 0, t.segments, -1});
+    for (std::int64_t h = 0; h < kv_heads; ++h)
+      plan.items.push_back({t.sequence, t.row_begin, t.row_end, h, 0, t.segments, -1});
   }
   plan.partial_floats = static_cast<std::size_t>(partials * (2 + job.layout.head_dim));
   return plan;

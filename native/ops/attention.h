@@ -10,10 +10,10 @@
 //   score[t] = FMA chain over d in increasing order, from +0; soft cap c > 0: score = c * tanh_(score / c)
 //   span:    m' = max(m, max of the span's unmasked scores); e[t] = exp_(score[t] - m'), masked: exactly +0
 //            sum = 16 partial sums (token t to t mod 16, in order), then the tree (i + i+8, i + i+4, i + i+2, i + i+1)
-//            a = exp_(m - m');  l = fma(l, a, sum);  o[d] = o[d] * a, then o[d] = fma(e[t], V[t][d], o[d]) for t in order
-//            (a span with no unmasked token is skipped; a segment starts with m = -inf, l = 0, o = 0)
-//   segments in order: the first with an unmasked token is taken as it is; then m' = max(M, m), A = exp_(M - m'), B = exp_(m - m'),
-//            L = fma(L, A, l * B), O[d] = fma(O[d], A, o[d] * B)
+//            a = exp_(m - m');  l = fma(l, a, sum);  o[d] = o[d] * a, then o[d] = fma(e[t], V[t][d], o[d]) for t in
+//            order (a span with no unmasked token is skipped; a segment starts with m = -inf, l = 0, o = 0)
+//   segments in order: the first with an unmasked token is taken as it is; then m' = max(M, m), A = exp_(M - m'),
+//            B = exp_(m - m'), L = fma(L, A, l * B), O[d] = fma(O[d], A, o[d] * B)
 //   out[d] = O[d] / L
 #pragma once
 #include <cstddef>
@@ -38,30 +38,30 @@ struct KVLayout {
 };
 
 struct SequenceRows {
-  std::int64_t row_begin = 0, row_end = 0;      // rows of the batch; positions are consecutive
-  std::int64_t first_position = 0;              // absolute position of row_begin
-  const std::int32_t* block_table = nullptr;    // block ids, covers positions 0 .. last
+  std::int64_t row_begin = 0, row_end = 0;    // rows of the batch; positions are consecutive
+  std::int64_t first_position = 0;            // absolute position of row_begin
+  const std::int32_t* block_table = nullptr;  // block ids, covers positions 0 .. last
 };
 
 struct AttentionJob {
-  const float* q = nullptr;    // [rows][q_stride], heads * head_dim columns
+  const float* q = nullptr;  // [rows][q_stride], heads * head_dim columns
   std::int64_t q_stride = 0;
-  float* out = nullptr;        // [rows][out_stride], heads * head_dim columns
+  float* out = nullptr;  // [rows][out_stride], heads * head_dim columns
   std::int64_t out_stride = 0;
   const std::byte* pool = nullptr;
   KVLayout layout;
   std::int64_t layer = 0;
-  std::int64_t heads = 0;      // query heads; heads % kv_heads == 0
+  std::int64_t heads = 0;  // query heads; heads % kv_heads == 0
   float scale = 1.0f;
-  std::int64_t window = 0;     // 0: none; else only the last `window` tokens, the query's own included
-  float soft_cap = 0.0f;       // 0: none
+  std::int64_t window = 0;  // 0: none; else only the last `window` tokens, the query's own included
+  float soft_cap = 0.0f;    // 0: none
   const SequenceRows* sequences = nullptr;
   std::int64_t sequence_count = 0;
-  float* partials = nullptr;   // [plan.partial_floats]
+  float* partials = nullptr;  // [plan.partial_floats]
 };
 
 // One piece of work: some query rows of one sequence, one KV head with its group of query heads, some segments.
-// Items are independent; any thread may take any item.
+// Items are independent; any thread may take any item. All rows of an item have their own token in the same segment.
 struct AttentionItem {
   std::int64_t sequence = 0, row_begin = 0, row_end = 0, kv_head = 0;
   std::int64_t segment_begin = 0, segment_end = 0;

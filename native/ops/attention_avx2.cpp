@@ -5,14 +5,20 @@
 #include "simd/sum_avx2.h"
 
 // Without it GCC 12 keeps accumulator arrays in memory: it splits an array into registers before it unrolls.
+#if defined(__clang__)
+#define OCTAVO_UNROLL _Pragma("unroll")
+#else
 #define OCTAVO_UNROLL _Pragma("GCC unroll 8")
+#endif
 
 namespace octavo::avx2 {
 namespace {
 
 constexpr std::int64_t kSpanBlocks = kSpanTokens / kBlockTokens;
 
-inline __m256 load8(const std::uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline __m256 load8(const std::uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
 inline __m256 load8(const float* p) { return _mm256_loadu_ps(p); }
 inline float max_(float a, float b) { return a > b ? a : b; }
 
@@ -32,7 +38,9 @@ struct Tile {
   float* a;  // exp(m - m') of the span
   float* o;  // [vectors][head_dim]
 
-  const T* keys(std::int64_t block) const { return reinterpret_cast<const T*>(head + block_table[block] * block_bytes); }
+  const T* keys(std::int64_t block) const {
+    return reinterpret_cast<const T*>(head + block_table[block] * block_bytes);
+  }
   const T* values(std::int64_t block) const { return keys(block) + head_dim * kBlockTokens; }
   std::int64_t row_position(std::int64_t v) const { return position + v / group; }
   std::int64_t first_token(std::int64_t v) const {
@@ -195,8 +203,8 @@ void add_values_from(const Tile<T>& tile, std::int64_t v, std::int64_t block, st
 
 // R vectors from v on that take the same blocks of the span. Sizes are such that 8 to 12 chains run at once.
 template <class T, int R>
-void update_vectors(const Tile<T>& tile, std::int64_t v, std::int64_t begin, std::int64_t count, std::int64_t last_block,
-                    bool prefetch) {
+void update_vectors(const Tile<T>& tile, std::int64_t v, std::int64_t begin, std::int64_t count,
+                    std::int64_t last_block, bool prefetch) {
   constexpr int B = R == 1 ? 4 : R == 2 ? 2 : 1, C = R == 1 ? 8 : R <= 3 ? 4 : 2;
   const std::int64_t block = begin / kBlockTokens;
   float* e = tile.e + v * kSpanTokens;
@@ -329,10 +337,12 @@ void run(const AttentionJob& job, const AttentionItem& item, AttentionScratch& s
       } else if (s == own_first) {
         all_m[v] = tile.m[v];
         all_l[v] = tile.l[v];
-        for (std::int64_t d = 0; d < head_dim; d += 8) _mm256_storeu_ps(all_o + v * head_dim + d, _mm256_loadu_ps(o + d));
+        for (std::int64_t d = 0; d < head_dim; d += 8)
+          _mm256_storeu_ps(all_o + v * head_dim + d, _mm256_loadu_ps(o + d));
       } else if (s > own_first) {
         merge(all_m[v], all_l[v], all_o + v * head_dim, tile.m[v], tile.l[v], o, head_dim);
-        if (s == item.segment_end - 1) write_out(all_o + v * head_dim, all_l[v], head_dim, place(job.out, job.out_stride, v));
+        if (s == item.segment_end - 1)
+          write_out(all_o + v * head_dim, all_l[v], head_dim, place(job.out, job.out_stride, v));
       }
     }
   }

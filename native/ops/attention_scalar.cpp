@@ -17,7 +17,9 @@ float load(const std::byte* base, std::int64_t index, KVType type) {
   return half_to_float(h);
 }
 
-float max_(float a, float b) { return a > b ? a : b; }  // may drop a NaN; its exponential, and so l, is NaN all the same
+float max_(float a, float b) {
+  return a > b ? a : b;
+}  // may drop a NaN; its exponential, and so l, is NaN all the same
 
 // A query's state over the tokens seen: running maximum, sum of exponentials, weighted sum of values.
 struct State {
@@ -124,7 +126,8 @@ void attention(const AttentionJob& job, const AttentionItem& item, AttentionScra
       const Query query{job, rows.block_table, item.kv_head, position, first_token(job, position), q};
       const std::int64_t first_segment = query.first_token / kSegmentTokens;
       all.clear(head_dim);
-      for (std::int64_t s = item.segment_begin > first_segment ? item.segment_begin : first_segment; s < item.segment_end; ++s) {
+      for (std::int64_t s = item.segment_begin > first_segment ? item.segment_begin : first_segment;
+           s < item.segment_end; ++s) {
         State& state = s == first_segment || item.partial >= 0 ? all : segment;
         state.clear(head_dim);
         update_segment(query, s, state);
@@ -149,8 +152,7 @@ void attention_merge(const AttentionJob& job, const AttentionPlan& plan, std::in
     const std::int64_t count = piece.row_end - piece.row_begin;
     for (std::int64_t row = piece.row_begin; row < piece.row_end; ++row) {
       if (row < row_begin || row >= row_end) continue;
-      const std::int64_t first_segment =
-          first_token(job, rows.first_position + row - rows.row_begin) / kSegmentTokens;
+      const std::int64_t first_segment = first_token(job, rows.first_position + row - rows.row_begin) / kSegmentTokens;
       for (std::int64_t g = 0; g < group; ++g) {
         const auto partial = [&](std::int64_t s) {
           const std::int64_t index = piece.partial + (s * count + row - piece.row_begin) * group + g;

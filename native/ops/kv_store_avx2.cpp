@@ -37,13 +37,14 @@ void store(const KVStoreJob& job, std::int64_t sequence, std::int64_t row_begin,
   const SequenceRows& rows = job.sequences[sequence];
   for (std::int64_t row = row_begin; row < row_end; ++row) {
     const std::int64_t position = rows.first_position + row - rows.row_begin;
-    std::byte* keys = job.pool + rows.block_table[position / kBlockTokens] * layout.block_bytes() +
-                      job.layer * layout.layer_bytes();
+    std::byte* keys =
+        job.pool + rows.block_table[position / kBlockTokens] * layout.block_bytes() + job.layer * layout.layer_bytes();
     bool finite = true;
     for (std::int64_t h = 0; h < layout.kv_heads; ++h, keys += layout.head_bytes()) {
       const std::int64_t column = row * job.stride + h * layout.head_dim;
       finite = store_head(job.k + column, job.v + column, layout.head_dim, position % kBlockTokens,
-                          reinterpret_cast<T*>(keys)) && finite;
+                          reinterpret_cast<T*>(keys)) &&
+               finite;
     }
     if (!finite) job.finite[row] = 0;
   }

@@ -9,8 +9,8 @@ void kv_store(const KVStoreJob& job, std::int64_t sequence, std::int64_t row_beg
   const SequenceRows& rows = job.sequences[sequence];
   for (std::int64_t row = row_begin; row < row_end; ++row) {
     const std::int64_t position = rows.first_position + row - rows.row_begin, t = position % kBlockTokens;
-    std::byte* keys = job.pool + rows.block_table[position / kBlockTokens] * layout.block_bytes() +
-                      job.layer * layout.layer_bytes();
+    std::byte* keys =
+        job.pool + rows.block_table[position / kBlockTokens] * layout.block_bytes() + job.layer * layout.layer_bytes();
     bool finite = true;
     const auto put = [&](std::byte* base, std::int64_t index, float x) {
       if (layout.type == KVType::F32) {

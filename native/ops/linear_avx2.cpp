@@ -15,6 +15,7 @@ namespace octavo::avx2 {
 namespace {
 
 constexpr int kTileRows = 4;
+constexpr std::uintptr_t kAheadBytes = 1024;  // how far ahead of its use a stream is fetched
 
 static inline __m256i load_bytes(const std::byte* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 static inline __m256 load_floats(const std::byte* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
@@ -26,6 +27,14 @@ static inline __m256i broadcast4(const std::int8_t* q) {
   std::memcpy(&four, q, sizeof four);
   return _mm256_set1_epi32(four);
 }
+
+// Additions that stay in their order: GCC would otherwise regroup a chain of them and run out of registers.
+static inline __m256i in_order(__m256i sum) {
+  __asm__("" : "+x"(sum));
+  return sum;
+}
+static inline __m256i add16(__m256i a, __m256i b) { return in_order(_mm256_add_epi16(a, b)); }
+static inline __m256i add32(__m256i a, __m256i b) { return in_order(_mm256_add_epi32(a, b)); }
 
 // Cache lines to fetch while a tile is computed: `lines` at each step, from `at` on. An address past the weights is
 // harmless to a prefetch, hence an integer rather than a pointer.
@@ -55,16 +64,16 @@ template <Format F, int R>
     for (int r = 0; r < R; ++r) {
       const __m256i q = broadcast4(x[r * x_stride].q + 8 * v);
       const __m256i dot0 = _mm256_maddubs_epi16(low0, q), dot1 = _mm256_maddubs_epi16(low1, q);
-      dots[r][0] = v == 0 ? dot0 : _mm256_add_epi16(dots[r][0], dot0);
-      dots[r][1] = v == 0 ? dot1 : _mm256_add_epi16(dots[r][1], dot1);
+      dots[r][0] = v == 0 ? dot0 : add16(dots[r][0], dot0);
+      dots[r][1] = v == 0 ? dot1 : add16(dots[r][1], dot1);
     }
     const __m256i high0 = _mm256_and_si256(_mm256_srli_epi16(both0, 4), nibble);
     const __m256i high1 = _mm256_and_si256(_mm256_srli_epi16(both1, 4), nibble);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       const __m256i q = broadcast4(x[r * x_stride].q + 8 * v + 4);
-      dots[r][0] = _mm256_add_epi16(dots[r][0], _mm256_maddubs_epi16(high0, q));
-      dots[r][1] = _mm256_add_epi16(dots[r][1], _mm256_maddubs_epi16(high1, q));
+      dots[r][0] = add16(dots[r][0], _mm256_maddubs_epi16(high0, q));
+      dots[r][1] = add16(dots[r][1], _mm256_maddubs_epi16(high1, q));
     }
   }
   const __m256i ones = _mm256_set1_epi16(1);
@@ -98,7 +107,7 @@ template <int R>
       for (int r = 0; r < R; ++r) {
         const __m256i q = _mm256_sign_epi8(broadcast4(x[r * x_stride].q + 4 * s), w);
         const __m256i dot = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, q), ones);
-        dots[r][c] = s == 0 ? dot : _mm256_add_epi32(dots[r][c], dot);
+        dots[r][c] = s == 0 ? dot : add32(dots[r][c], dot);
       }
     }
   }
@@ -153,7 +162,7 @@ static inline void store_outputs(const LinearJob& job, std::int64_t row, std::in
   for (std::int64_t o = 0; first + o < job.w->n; ++o) y[o] = add ? residual[o] + values[o] : values[o];
 }
 
-// Not inlined: the tiles would each carry a copy, and taking the address of their accumulators would put them in memory.
+// Not inlined, and by value: else each tile carries a copy, and accumulators whose address is taken live in memory.
 [[gnu::noinline]] void finish(const LinearJob& job, std::int64_t row, std::int64_t panel, __m256 sum0, __m256 sum1) {
   __m256 acc[2] = {sum0, sum1};
   if (job.bias != nullptr) {
@@ -163,7 +172,8 @@ static inline void store_outputs(const LinearJob& job, std::int64_t row, std::in
   float values[8];
   _mm256_storeu_ps(values, _mm256_mul_ps(silu_(acc[0]), acc[1]));
   const std::int64_t first = panel * 8, count = job.w->n / 2 - first;
-  std::memcpy(job.y + row * job.y_stride + first, values, sizeof(float) * static_cast<std::size_t>(count < 8 ? count : 8));
+  const std::size_t present = static_cast<std::size_t>(count < 8 ? count : 8);
+  std::memcpy(job.y + row * job.y_stride + first, values, sizeof(float) * present);
 }
 
 // Rows row .. row + R - 1 of panels panel, panel + apart, ... (P of them).
@@ -185,7 +195,7 @@ void tile(const LinearJob& job, std::int64_t row, std::int64_t panel, std::int64
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
       const std::byte* step = at + p * apart_bytes;
-      if constexpr (P > 1) Ahead{reinterpret_cast<std::uintptr_t>(step) + 1024, ahead.lines}.fetch();
+      if constexpr (P > 1) Ahead{reinterpret_cast<std::uintptr_t>(step) + kAheadBytes, ahead.lines}.fetch();
       if constexpr (F == Format::Q8) {
         add_q8_group<R>(step, job.xq + row * steps + i, steps, acc[p]);
       } else if constexpr (is_quantised(F)) {
@@ -211,13 +221,12 @@ void one_row(const LinearJob& job, std::int64_t panel_begin, std::int64_t panel_
   for (std::int64_t p = panel_begin + kStreams * apart; p < panel_end; ++p) tile<F, 1, 1>(job, 0, p, 0, {0, 0});
 }
 
-// What tile t of `tiles` of a panel fetches: with one tile, its own panel a little ahead; with more, each a share of the
-// next panel.
+// What tile t of a panel's `tiles` fetches: a single one, its own panel a little ahead; else each a share of the next.
 template <Format F>
 Ahead ahead_of(const Weight& w, std::int64_t panel, std::int64_t t, std::int64_t tiles) {
   const auto here = reinterpret_cast<std::uintptr_t>(w.panel(panel));
   constexpr std::int64_t kLines = (panel_step_bytes(F) + 63) / 64;
-  if (tiles == 1) return {here + 1024, kLines};
+  if (tiles == 1) return {here + kAheadBytes, kLines};
   const std::int64_t lines = (kLines + tiles - 1) / tiles;
   const std::int64_t start = t * lines * 64 * (is_quantised(F) ? w.blocks() : w.k);
   if (start >= w.panel_bytes()) return {0, 0};

@@ -26,7 +26,9 @@ class RopeTable {
   const float* sin(std::int64_t position) const { return row(position) + half(); }  // [half]
 
  private:
-  const float* row(std::int64_t position) const { return rows_.data() + static_cast<std::size_t>(2 * half() * position); }
+  const float* row(std::int64_t position) const {
+    return rows_.data() + static_cast<std::size_t>(2 * half() * position);
+  }
 
   std::vector<double> inv_freq_;
   double magnitude_;

@@ -8,13 +8,13 @@ namespace {
 
 // The constants are split so that n * (each high part) is exact for the n that occur.
 constexpr double kTwoOverPi = 0x1.45f306dc9c883p-1;
-constexpr double kPio2High = 0x1.921fb544p+0;         // 33 bits
-constexpr double kPio2Middle = 0x1.0b4611a6p-34;      // the next 33
-constexpr double kPio2Low = 0x1.3198a2e037073p-69;    // the rest
+constexpr double kPio2High = 0x1.921fb544p+0;       // 33 bits
+constexpr double kPio2Middle = 0x1.0b4611a6p-34;    // the next 33
+constexpr double kPio2Low = 0x1.3198a2e037073p-69;  // the rest
 constexpr double kLog2EDouble = 0x1.71547652b82fep+0;
-constexpr double kLn2HighDouble = 0x1.62e42feep-1;    // 32 bits
+constexpr double kLn2HighDouble = 0x1.62e42feep-1;  // 32 bits
 constexpr double kLn2LowDouble = 0x1.a39ef35793c76p-33;
-constexpr double kMagic = 0x1.8p+52;                  // x + this - this rounds |x| < 2^51 to an integer
+constexpr double kMagic = 0x1.8p+52;  // x + this - this rounds |x| < 2^51 to an integer
 constexpr std::uint64_t kInfinity = 0x7ff0000000000000u, kNaN = 0x7ff8000000000000u;
 constexpr std::uint64_t kSqrtHalf = 0x3fe6a09e667f3bcdu;
 

@@ -13,13 +13,13 @@ namespace octavo::math {
 inline constexpr float kLog2E = 0x1.715476p+0f;
 inline constexpr float kLn2High = 0x1.62e400p-1f;  // 15 bits: n * kLn2High is exact for |n| < 512
 inline constexpr float kLn2Low = 0x1.7f7d1cp-20f;
-inline constexpr float kRoundMagic = 0x1.8p+23f;  // x + this - this rounds |x| < 2^22 to an integer, ties to even
-inline constexpr float kExpHigh = 0x1.62e42ep+6f;   // the largest float whose exp is finite
-inline constexpr float kExpLow = -0x1.5d589ep+6f;   // the smallest float whose exp is at least 2^-126
+inline constexpr float kRoundMagic = 0x1.8p+23f;   // x + this - this rounds |x| < 2^22 to an integer, ties to even
+inline constexpr float kExpHigh = 0x1.62e42ep+6f;  // the largest float whose exp is finite
+inline constexpr float kExpLow = -0x1.5d589ep+6f;  // the smallest float whose exp is at least 2^-126
 inline constexpr float kExp[5] = {0x1.fffffcp-2f, 0x1.555490p-3f, 0x1.5558f4p-5f, 0x1.123a36p-7f, 0x1.6a23a8p-10f};
 inline constexpr std::uint32_t kSqrtHalfBits = 0x3f3504f3;
-inline constexpr float kLog[10] = {-0.5f,           0x1.555548p-2f,  -0x1.000006p-2f, 0x1.99a4b6p-3f,  -0x1.555c4ep-3f,
-                                   0x1.233768p-3f,  -0x1.fc2208p-4f, 0x1.e6f06ap-4f,  -0x1.de3c16p-4f, 0x1.1457a6p-4f};
+inline constexpr float kLog[10] = {-0.5f,          0x1.555548p-2f,  -0x1.000006p-2f, 0x1.99a4b6p-3f,  -0x1.555c4ep-3f,
+                                   0x1.233768p-3f, -0x1.fc2208p-4f, 0x1.e6f06ap-4f,  -0x1.de3c16p-4f, 0x1.1457a6p-4f};
 inline constexpr float kTanhSmall = 0.625f;
 inline constexpr float kTanh[5] = {-0x1.555532p-2f, 0x1.110726p-3f, -0x1.b83c5ap-5f, 0x1.522696p-6f, -0x1.75e1ccp-8f};
 

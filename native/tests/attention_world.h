@@ -37,7 +37,8 @@ struct World {
   std::vector<std::uint8_t> finite;
   std::int64_t rows = 0;
 
-  World(const Shape& shape, KVType type, std::vector<Span> what, std::byte stale = std::byte{0}) : spans(std::move(what)) {
+  World(const Shape& shape, KVType type, std::vector<Span> what, std::byte stale = std::byte{0})
+      : spans(std::move(what)) {
     layout = {2, shape.kv_heads, shape.head_dim, type};
     Rng rng{static_cast<std::uint64_t>(shape.heads * 1000 + shape.head_dim)};
     std::int32_t blocks = 0;
@@ -104,7 +105,8 @@ struct World {
       kernels.kv_store(write, 0, 0, tokens / 2);
       kernels.kv_store(write, 0, tokens / 2, tokens);
       for (std::int64_t r = 0; r < spans[s].rows; ++r) {
-        finite[static_cast<std::size_t>(sequences[s].row_begin + r)] = flags[static_cast<std::size_t>(spans[s].first + r)];
+        finite[static_cast<std::size_t>(sequences[s].row_begin + r)] =
+            flags[static_cast<std::size_t>(spans[s].first + r)];
       }
     }
   }
@@ -159,7 +161,8 @@ struct World {
   }
 
   // One row and head by the words of ops/attention.h, or in an order that is not ours.
-  std::vector<float> reference(std::size_t s, std::int64_t position, std::int64_t row, std::int64_t head, Order order) const {
+  std::vector<float> reference(std::size_t s, std::int64_t position, std::int64_t row, std::int64_t head,
+                               Order order) const {
     using namespace scalar;
     const std::int64_t hd = layout.head_dim, kv_head = head / (job.heads / layout.kv_heads);
     const std::int64_t segment_tokens = order == Order::OneSegment ? 1 << 20 : kSegmentTokens;
@@ -172,7 +175,8 @@ struct World {
       m = -infinity_();
       l = 0.0f;
       const std::int64_t end = std::min((segment + 1) * segment_tokens, position + 1);
-      for (std::int64_t span = std::max(segment * segment_tokens, low / kSpanTokens * kSpanTokens); span < end; span += kSpanTokens) {
+      for (std::int64_t span = std::max(segment * segment_tokens, low / kSpanTokens * kSpanTokens); span < end;
+           span += kSpanTokens) {
         std::vector<float> e;
         for (std::int64_t t = span; t < span + kSpanTokens && t / kBlockTokens <= position / kBlockTokens; ++t) {
           float x = 0.0f;
@@ -216,7 +220,8 @@ struct World {
       const float top = std::max(M, m), A = exp_(M - top), B = exp_(m - top), before = L;
       L = fma_(L, A, l * B);
       for (std::size_t d = 0; d < O.size(); ++d) {
-        O[d] = order == Order::NormalisedMerge ? (O[d] / before * (before * A) + o[d] / l * (l * B)) : fma_(O[d], A, o[d] * B);
+        O[d] = order == Order::NormalisedMerge ? (O[d] / before * (before * A) + o[d] / l * (l * B))
+                                               : fma_(O[d], A, o[d] * B);
       }
       M = top;
     }
@@ -233,7 +238,8 @@ struct World {
     for (std::int64_t t = low; t <= position; ++t) {
       double x = 0.0;
       for (std::int64_t d = 0; d < hd; ++d) {
-        x += static_cast<double>(q[static_cast<std::size_t>((row * job.heads + head) * hd + d)]) * key(s, t, kv_head, d);
+        x +=
+            static_cast<double>(q[static_cast<std::size_t>((row * job.heads + head) * hd + d)]) * key(s, t, kv_head, d);
       }
       x *= static_cast<double>(job.scale);
       if (job.soft_cap > 0) x = job.soft_cap * std::tanh(x / job.soft_cap);

@@ -37,15 +37,33 @@ void linear_in_another_order(const LinearJob& job, std::int64_t panel_begin, std
   }
 }
 
-// A single query merges its segments from the last to the first.
+// Merges the partials of one query from the last segment to the first: segment s of head g is partials[s * group + g].
+void merge_backwards(const AttentionJob& job, const float* partials, std::int64_t segments, std::int64_t row, std::int64_t kv_head) {
+  const std::int64_t group = job.heads / job.layout.kv_heads, d = job.layout.head_dim, size = d + 2;
+  for (std::int64_t g = 0; g < group; ++g) {
+    std::vector<float> total(static_cast<std::size_t>(size), 0.0f);
+    total[0] = -std::numeric_limits<float>::infinity();
+    for (std::int64_t s = segments - 1; s >= 0; --s) {
+      const float* part = partials + (s * group + g) * size;
+      const float most = std::max(total[0], part[0]);
+      const float a = scalar::exp_(total[0] - most), b = scalar::exp_(part[0] - most);
+      for (std::size_t i = 1; i < total.size(); ++i) total[i] = std::fma(total[i], a, part[i] * b);
+      total[0] = most;
+    }
+    float* out = job.out + row * job.out_stride + (kv_head * group + g) * d;
+    for (std::size_t i = 2; i < total.size(); ++i) out[i - 2] = total[i] / total[1];
+  }
+}
+
+// A query that is alone in its item merges its segments backwards.
 void attention_merging_backwards(const AttentionJob& job, const AttentionItem& item, AttentionScratch& scratch) {
   const std::int64_t segments = item.segment_end - item.segment_begin;
   if (item.row_end - item.row_begin != 1 || item.partial >= 0 || segments < 2) {
     base().attention(job, item, scratch);
     return;
   }
-  const std::int64_t group = job.heads / job.layout.kv_heads, d = job.layout.head_dim, size = d + 2;
-  std::vector<float> partials(static_cast<std::size_t>(segments * group * size));
+  const std::int64_t group = job.heads / job.layout.kv_heads;
+  std::vector<float> partials(static_cast<std::size_t>(segments * group * (job.layout.head_dim + 2)));
   AttentionJob split = job;
   split.partials = partials.data();
   for (std::int64_t s = 0; s < segments; ++s) {
@@ -55,18 +73,14 @@ void attention_merging_backwards(const AttentionJob& job, const AttentionItem& i
     one.partial = s * group;
     base().attention(split, one, scratch);
   }
-  for (std::int64_t g = 0; g < group; ++g) {
-    std::vector<float> total(static_cast<std::size_t>(size), 0.0f);
-    total[0] = -std::numeric_limits<float>::infinity();
-    for (std::int64_t s = segments - 1; s >= 0; --s) {
-      const float* part = partials.data() + (s * group + g) * size;
-      const float most = std::max(total[0], part[0]);
-      const float a = scalar::exp_(total[0] - most), b = scalar::exp_(part[0] - most);
-      for (std::int64_t i = 1; i < size; ++i) total[static_cast<std::size_t>(i)] = std::fma(total[static_cast<std::size_t>(i)], a, part[i] * b);
-      total[0] = most;
-    }
-    float* out = job.out + item.row_begin * job.out_stride + (item.kv_head * group + g) * d;
-    for (std::int64_t i = 0; i < d; ++i) out[i] = total[static_cast<std::size_t>(i + 2)] / total[1];
+  merge_backwards(job, partials.data(), segments, item.row_begin, item.kv_head);
+}
+
+void attention_merge_backwards(const AttentionJob& job, const AttentionPlan& plan, std::int64_t row_begin, std::int64_t row_end) {
+  base().attention_merge(job, plan, row_begin, row_end);
+  for (const AttentionMerge& merge : plan.merges) {
+    if (merge.row_end - merge.row_begin != 1 || merge.row_begin < row_begin || merge.row_begin >= row_end) continue;
+    merge_backwards(job, job.partials + merge.partial * (job.layout.head_dim + 2), merge.segments, merge.row_begin, merge.kv_head);
   }
 }
 
@@ -113,6 +127,7 @@ void register_faulty_kernels() {
   linear.linear = linear_in_another_order;
   merge.name = "faulty-segment-merge";
   merge.attention = attention_merging_backwards;
+  merge.attention_merge = attention_merge_backwards;
   norm.name = "faulty-norm-sums";
   norm.rms_norm = norm_by_address;
   lse.name = "faulty-log-sum-exp";

@@ -1,5 +1,5 @@
-// exp_, log_, tanh_, silu_ and the double functions: accuracy against libm, the same bits in SIMD, and digests that hold
-// on every compiler and CPU. A digest may change only together with the executor's `arithmetic`.
+// exp_, log_, tanh_, silu_ and the double functions: accuracy against libm, the same bits in SIMD, and digests that
+// hold on every compiler and CPU. A digest may change only together with the executor's `arithmetic`.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -71,8 +71,8 @@ void test_errors_are_under_two_ulp() {
   const double tanh_worst = worst_ulp(scalar::tanh_, tanh_reference, 0x1p-126f, 20.0f);
   const double silu_worst = std::fmax(worst_ulp(scalar::silu_, silu_reference, 0x1p-100f, 80.0f),
                                       worst_ulp(scalar::silu_, silu_reference, -0x1p-100f, -80.0f));
-  std::printf("ulp: exp %.3f log %.3f (0.5..2: %.3f) tanh %.3f silu %.3f\n", exp_worst, log_worst, log_near_one, tanh_worst,
-              silu_worst);
+  std::printf("ulp: exp %.3f log %.3f (0.5..2: %.3f) tanh %.3f silu %.3f\n", exp_worst, log_worst, log_near_one,
+              tanh_worst, silu_worst);
   CHECK(exp_worst < 2.0);
   CHECK(log_worst < 2.0);
   CHECK(log_near_one < 2.0);
@@ -88,7 +88,8 @@ void test_special_values_are_exact() {
   CHECK(scalar::exp_(inf) == inf && scalar::exp_(89.0f) == inf && scalar::exp_(1e30f) == inf);
   CHECK(bits(scalar::exp_(nan)) == 0x7fc00000u && bits(scalar::exp_(-nan)) == 0x7fc00000u);
   CHECK(std::isnormal(scalar::exp_(math::kExpLow)) && std::isfinite(scalar::exp_(math::kExpHigh)));
-  CHECK(scalar::exp_(std::nextafterf(math::kExpHigh, inf)) == inf && scalar::exp_(std::nextafterf(math::kExpLow, -inf)) == 0.0f);
+  CHECK(scalar::exp_(std::nextafterf(math::kExpHigh, inf)) == inf &&
+        scalar::exp_(std::nextafterf(math::kExpLow, -inf)) == 0.0f);
   CHECK(bits(scalar::log_(1.0f)) == 0u && scalar::log_(0.0f) == -inf && scalar::log_(-0.0f) == -inf);
   CHECK(scalar::log_(inf) == inf && bits(scalar::log_(-1.0f)) == 0x7fc00000u && bits(scalar::log_(nan)) == 0x7fc00000u);
   CHECK(bits(scalar::tanh_(-0.0f)) == 0x80000000u && scalar::tanh_(inf) == 1.0f && scalar::tanh_(-inf) == -1.0f);
@@ -99,10 +100,12 @@ void test_special_values_are_exact() {
 void test_simd_gives_the_scalar_bits() {
   if (!cpu_features().avx2) return;
   std::vector<float> values;
-  for (std::uint32_t i = 0; i < (1u << 22); ++i) values.push_back(scalar::float_of(i * 1024u + (i * 2654435761u >> 22)));
-  for (const std::uint32_t u : {0x00000000u, 0x00000001u, 0x007fffffu, 0x00800000u, 0x7f7fffffu, 0x7f800000u, 0x7f800001u,
-                                0x7fc00000u, 0x7fffffffu, scalar::bits_of(math::kExpHigh), scalar::bits_of(math::kExpLow),
-                                scalar::bits_of(math::kExpHigh) + 1, scalar::bits_of(math::kExpLow) + 1, 0x3f200000u, 0x3f1fffffu}) {
+  for (std::uint32_t i = 0; i < (1u << 22); ++i)
+    values.push_back(scalar::float_of(i * 1024u + (i * 2654435761u >> 22)));
+  for (const std::uint32_t u :
+       {0x00000000u, 0x00000001u, 0x007fffffu, 0x00800000u, 0x7f7fffffu, 0x7f800000u, 0x7f800001u, 0x7fc00000u,
+        0x7fffffffu, scalar::bits_of(math::kExpHigh), scalar::bits_of(math::kExpLow),
+        scalar::bits_of(math::kExpHigh) + 1, scalar::bits_of(math::kExpLow) + 1, 0x3f200000u, 0x3f1fffffu}) {
     values.push_back(scalar::float_of(u));
     values.push_back(scalar::float_of(u ^ 0x80000000u));
   }
@@ -111,7 +114,9 @@ void test_simd_gives_the_scalar_bits() {
     Function one;
     void (*eight)(const float*, float*);
     bool nan_bits;
-  } pairs[] = {{scalar::exp_, exp_eight, true}, {scalar::log_, log_eight, true}, {scalar::tanh_, tanh_eight, true},
+  } pairs[] = {{scalar::exp_, exp_eight, true},
+               {scalar::log_, log_eight, true},
+               {scalar::tanh_, tanh_eight, true},
                {scalar::silu_, silu_eight, false}};  // silu_ passes a NaN on: it stays NaN, with any payload
   for (const auto& pair : pairs) {
     for (std::size_t i = 0; i < values.size(); i += 8) {
@@ -144,7 +149,8 @@ void test_double_functions_are_accurate() {
     const double theta = i % 2 == 0 ? 10000.0 : 1000000.0;
     pow_worst = std::fmax(pow_worst, std::fabs(math::pow(theta, -u) / std::pow(theta, -u) - 1.0));
   }
-  std::printf("double: sin, cos %.2g (absolute); exp %.2g log %.2g pow %.2g (relative)\n", sin_worst, exp_worst, log_worst, pow_worst);
+  std::printf("double: sin, cos %.2g (absolute); exp %.2g log %.2g pow %.2g (relative)\n", sin_worst, exp_worst,
+              log_worst, pow_worst);
   CHECK(sin_worst < 3e-16);  // libm's own half ulp included
   CHECK(exp_worst < 1e-15);
   CHECK(log_worst < 1e-15);

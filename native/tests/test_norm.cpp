@@ -42,8 +42,10 @@ void test_every_table_gives_the_scalar_bits() {
         call(y.data());
         return y;
       };
-      check_every_table([&](const Kernels& k) { return made([&](float* y) { k.rms_norm(x.data(), w.data(), n, kEps, y); }); });
-      check_every_table([&](const Kernels& k) { return made([&](float* y) { k.silu_mul(x.data(), w.data(), n, y); }); });
+      check_every_table(
+          [&](const Kernels& k) { return made([&](float* y) { k.rms_norm(x.data(), w.data(), n, kEps, y); }); });
+      check_every_table(
+          [&](const Kernels& k) { return made([&](float* y) { k.silu_mul(x.data(), w.data(), n, y); }); });
       check_every_table([&](const Kernels& k) { return made([&](float* y) { k.add(x.data(), w.data(), n, y); }); });
     }
   }

@@ -11,7 +11,10 @@ class InvalidParameterError(OctavoError, ValueError):
     """A parameter of a request or of a constructor is out of its range."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
-        shown = repr(value)
+        try:
+            shown = repr(value)
+        except ValueError:  # an integer of too many digits to print
+            shown = f"<{type(value).__name__} that is too long to show>"
         if len(shown) > 100:
             shown = shown[:97] + "..."
         super().__init__(f"{field}={shown} is not allowed: {allowed}")

@@ -1,4 +1,4 @@
-"""What a user may ask of sampling. Checked on construction; what depends on the model is checked by sampling.resolve."""
+"""What a user may ask of sampling. Checked on construction, and by sampling.resolve for what depends on the model."""
 
 from __future__ import annotations
 
@@ -136,12 +136,10 @@ def _integer(name: str, value: Any, low: int, high: int) -> int:
 
 
 def _number(name: str, value: Any, low: float, high: float, *, above_low: bool = False) -> float:
-    number = math.nan
-    if isinstance(value, Real) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except OverflowError:
-            pass
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    except OverflowError:
+        number = math.nan
     if not low <= number <= high or (above_low and number == low):
         raise InvalidParameterError(name, value, f"a number {'above' if above_low else 'from'} {low:g} to {high:g}")
     return number

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from . import scenarios
-from .cases import model_cases, tiny_cases
+from .cases import model_cases
 from .faults import FAULTS, suite_fails_on
-from .models import smollm2, tiny
+from .models import smollm2
 
 
 def full() -> None:
@@ -32,7 +32,7 @@ def full() -> None:
         ("prefix hits", lambda: scenarios.with_prefix_hits(model, cases, expected, (0, 1, 15, 16, 17, None))),
         ("preempted, blocks kept", lambda: scenarios.preempted_at_every_step(model, cases, expected, flush=False)),
         ("preempted, blocks flushed", lambda: scenarios.preempted_at_every_step(model, cases, expected, flush=True)),
-        ("tiny pool", lambda: scenarios.squeezed_by_a_tiny_pool(model, cases, expected, 40)),
+        ("tiny pool", lambda: scenarios.squeezed_by_a_tiny_pool(model, cases, 40)),
         *[(f"{n} threads", lambda n=n: scenarios.with_options(model, cases, expected, f"{n} threads", threads=n)) for n in (1, 2, 4)],
         ("no fusion", lambda: scenarios.with_options(model, cases, expected, "no fusion", fusion=False)),
         ("cancelled neighbours", lambda: scenarios.cancelled_neighbours(model, short, expected)),
@@ -53,17 +53,14 @@ def full() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.exact", description=__doc__)
     parser.add_argument("--print", action="store_true", help="run each case alone and print its trace as JSON")
-    parser.add_argument("--tiny", metavar="NAME", help="with --print: a tiny model instead of smollm2")
     parser.add_argument("--short", action="store_true", help="with --print: the short form's cases")
+    parser.add_argument("--tokens", type=int, default=24, help="with --print: tokens to draw")
     options = parser.parse_args()
     if not options.print:
         full()
         return
-    model = tiny(options.tiny) if options.tiny else smollm2()
-    if options.tiny:
-        cases = tiny_cases(model.checkpoint.config.vocab_size, 8)
-    else:
-        cases = model_cases(model.tokenizer, 8 if options.short else 24, short_form=options.short)
+    model = smollm2()
+    cases = model_cases(model.tokenizer, options.tokens, short_form=options.short)
     traces = scenarios.reference(model, cases)
     json.dump({name: repr(trace) for name, trace in traces.items()}, sys.stdout)
 

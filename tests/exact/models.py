@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import lru_cache
 from pathlib import Path
+
+import numpy as np
 
 from octavo.tokenizer import Tokenizer
 from octavo.weights.assets import TokenizerAssets
@@ -19,13 +22,23 @@ GOLDEN = Path(__file__).parent.parent / "parity" / "golden"
 def smollm2() -> Model:
     checkpoint = load_checkpoint(resolve_model("smollm2"))
     tokenizer = Tokenizer.from_assets(checkpoint.tokenizer, checkpoint.config.vocab_size)
-    return Model("smollm2", checkpoint, tokenizer, eos=checkpoint.eos_token_ids)
+    return Model("smollm2", checkpoint, tokenizer, eos=checkpoint.eos_token_ids | frozenset(tokenizer.eos_ids))
 
 
 def tiny(name: str, *, weights: str = "f32", kv_dtype: str = "f16") -> Model:
     """A random model of tests/parity/golden; its tokenizer is one byte a token."""
     checkpoint = load_checkpoint(GOLDEN / name)
     return Model(f"{name}-{weights}-{kv_dtype}", checkpoint, byte_tokenizer(), weights, kv_dtype, frozenset({0}))
+
+
+def as_bf16(model: Model) -> Model:
+    """The same model with its weights rounded to bf16."""
+    tensors = {}
+    for name, tensor in model.checkpoint.tensors.items():
+        upper = tensor.data.view(np.uint16)[1::2]
+        tensors[name] = dataclasses.replace(tensor, encoding="bf16", data=np.ascontiguousarray(upper).view(np.uint8))
+    checkpoint = dataclasses.replace(model.checkpoint, tensors=tensors)
+    return dataclasses.replace(model, name=model.name + "-bf16", checkpoint=checkpoint)
 
 
 @lru_cache(maxsize=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import subprocess
@@ -101,11 +102,16 @@ def preempted_at_every_step(model: Model, cases: Sequence[Case], expected: Expec
             assert_same(expected, traces, f"preempted at every step, flush={flush}")
 
 
-def squeezed_by_a_tiny_pool(model: Model, cases: Sequence[Case], expected: Expected, num_blocks: int) -> None:
-    """Blocks run out: the scheduler preempts by itself."""
-    small = [case for case in cases if len(case.prompt) + (case.params.max_tokens or 0) < num_blocks * BLOCK_TOKENS * 2 // 3]
+def squeezed_by_a_tiny_pool(model: Model, cases: Sequence[Case], num_blocks: int) -> None:
+    """Blocks run out while outputs grow: the scheduler preempts by itself. Long outputs, so its own reference."""
+    longer = [
+        dataclasses.replace(case, params=dataclasses.replace(case.params, max_tokens=48, ignore_eos=True, min_tokens=0))
+        for case in cases
+        if len(case.prompt) + 48 < num_blocks * BLOCK_TOKENS // 2 and case.params.prompt_logprobs is None
+    ]
+    expected = reference(model, longer)
     with model.engine(num_blocks=num_blocks) as engine:
-        traces = run(engine, small).traces
+        traces = run(engine, longer).traces
         assert engine.scheduler.counters.preemptions > 0, "nothing was preempted"
     assert_same(expected, traces, "tiny pool")
 

@@ -21,7 +21,7 @@ class SimulationFault(AssertionError):
 
 
 def root(salt: bytes | str) -> int:
-    """The salt is part of the content, as an adapter would be (not by `hash` of text, which differs between processes)."""
+    """The salt is part of the content, as an adapter would be. Not `hash` of text: that differs between processes."""
     raw = b"s" + salt.encode() if isinstance(salt, str) else b"b" + salt
     return hash(tuple(raw))
 
@@ -71,7 +71,9 @@ class FakeExecutor:
             content = cells[table[index]]
             if content[offset:] != ZEROS[offset:]:
                 # A masked cell is multiplied by 0, and 0 * NaN is NaN; a matched one must never be overwritten.
-                raise SimulationFault(f"sequence {sequence.id} writes at {position}, where block {table[index]} is not zero")
+                raise SimulationFault(
+                    f"sequence {sequence.id} writes at {position}, where block {table[index]} is not zero"
+                )
             cell = POISON if failing else cell_of(sequence.token_ids[position], position, before, content[:offset])
             content[offset] = cell
             if offset == BLOCK_TOKENS - 1:
@@ -109,5 +111,7 @@ class Oracle:
             for offset, cell in enumerate(cells):
                 position = first + offset + 1
                 if prompt_len <= position < len(tokens) and token_of(cell, self.vocabulary) != tokens[position]:
-                    raise SimulationFault(f"token {position} is {tokens[position]}, which does not follow from the prompt")
+                    raise SimulationFault(
+                        f"token {position} is {tokens[position]}, which does not follow from the prompt"
+                    )
             before = after

@@ -43,14 +43,19 @@ def check_accounting(pool: BlockPool, owners: list[int], nodes: list[Node]) -> N
     free = cached = used = 0
     for block, count in enumerate(owners):
         require(pool.held(block) == held[block], f"I2: block {block}: held is wrong")
-        require(pool.refs(block) == count + held[block], f"I2: block {block}: {count} sequences, refs {pool.refs(block)}")
+        require(
+            pool.refs(block) == count + held[block], f"I2: block {block}: {count} sequences, refs {pool.refs(block)}"
+        )
         if count:
             used += 1
         elif held[block]:
             cached += 1
         else:
             free += 1
-    require((pool.num_free, pool.num_cached, pool.num_used) == (free, cached, used), "I1: counts are not those of the blocks")
+    require(
+        (pool.num_free, pool.num_cached, pool.num_used) == (free, cached, used),
+        "I1: counts are not those of the blocks",
+    )
     listed = set(pool._free)
     require(len(listed) == len(pool._free) == free, "I1: free list")
     require(not any(owners[block] or held[block] for block in listed), "I2: a block is free and owned")

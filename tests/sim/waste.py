@@ -1,7 +1,7 @@
 """KV waste of a real scheduler run with lengths like ShareGPT's: `python -m tests.sim.waste`.
 
-Prompt mean 161 and output mean 338 tokens are those of the PagedAttention paper (arXiv 2309.06180, table of traces);
-both log-normal, capped at 2,048. Half of the prompts start with one system prompt, so that blocks are shared and copied.
+Prompt mean 161 and output mean 338 tokens are those of the PagedAttention paper (arXiv 2309.06180, section 6.1);
+both log-normal, capped at 2,048. Half of the prompts start with one system prompt: blocks are shared and copied.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WasteReport:
     def __str__(self) -> str:
         s = self.stats
         return (
-            f"KV waste {self.waste_percent:.2f} % on average over {s.steps} steps (worst step {self.worst_percent:.1f} %); "
+            f"KV waste {self.waste_percent:.2f} % averaged over {s.steps} steps (worst {self.worst_percent:.1f} %); "
             f"prompt mean {self.mean_prompt:.0f}, output mean {self.mean_output:.0f} tokens; "
             f"{s.prefix_hit_tokens} tokens hit, {s.copied_tokens} of them copied; {s.preemptions} preemptions"
         )

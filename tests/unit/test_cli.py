@@ -22,27 +22,8 @@ from octavo.cli import engine
 from octavo.cli.chat import Conversation, converse, read_turn
 from octavo.cli.main import app
 from octavo.errors import CapacityError, ModelNotFoundError, OctavoError
+from octavo.outputs import CompletionOutput, RequestOutput, TextDelta, Timings
 from octavo.params import SamplingParams
-
-
-@dataclass
-class Delta:
-    text: str
-    token_ids: list[int]
-    finish_reason: str | None = None
-
-
-@dataclass
-class Completion:
-    index: int
-    text: str
-
-
-@dataclass
-class Request:
-    prompt: str
-    outputs: list[Completion]
-    seed: int | None
 
 
 @dataclass
@@ -64,23 +45,27 @@ class ScriptedLLM:
     def get_default_sampling_params(self) -> SamplingParams:
         return self.defaults
 
-    def stream(self, prompt: Any, params: Any) -> Iterator[Delta]:
+    def stream(self, prompt: Any, params: Any) -> Iterator[TextDelta]:
         self.asked.append((prompt, params))
         try:
             for position, word in enumerate(self.answer):
                 if isinstance(word, BaseException):
                     raise word
-                yield Delta(word, [position], "stop" if position == len(self.answer) - 1 else None)
+                yield TextDelta(
+                    "req-0", 0, word, [position], finish_reason="stop" if position == len(self.answer) - 1 else None
+                )
         finally:
             self.closed_streams += 1
 
-    def generate(self, prompt: str, params: Any, *, use_tqdm: bool = True) -> list[Request]:
+    def generate(self, prompt: str, params: Any, *, use_tqdm: bool = True) -> list[RequestOutput]:
         assert use_tqdm is False
         self.asked.append((prompt, params))
         text = "".join(word for word in self.answer if isinstance(word, str))
-        return [Request(prompt, [Completion(i, text) for i in range(params.n)], params.seed)]
+        outputs = [CompletionOutput(i, text, list(range(len(self.answer)))) for i in range(params.n)]
+        timings = Timings(arrival=100.0, first_scheduled=100.5, first_token=101.0, finished=102.0)
+        return [RequestOutput("req-0", prompt, [1, 2], outputs, True, seed=params.seed, timings=timings)]
 
-    def chat(self, messages: Any, params: Any, *, use_tqdm: bool = True) -> list[Request]:
+    def chat(self, messages: Any, params: Any, *, use_tqdm: bool = True) -> list[RequestOutput]:
         return self.generate(messages[-1]["content"], params, use_tqdm=use_tqdm)
 
 
@@ -124,6 +109,7 @@ def test_generate_json_is_one_line_with_the_whole_output(llm: ScriptedLLM) -> No
     output = json.loads(result.stdout)
     assert [completion["index"] for completion in output["outputs"]] == [0, 1]
     assert output["seed"] == 7
+    assert output["timings"] == {"queue_time": 0.5, "ttft": 1.0, "latency": 2.0}
 
 
 def test_generate_prints_every_answer_when_there_are_several(llm: ScriptedLLM) -> None:

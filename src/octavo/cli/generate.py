@@ -70,7 +70,7 @@ def generate(
     with engine.open_engine(engine_options) as llm:
         params = replace(llm.get_default_sampling_params(), **given)
         if as_json:
-            print(json.dumps(asdict(_complete(llm, text, chat, params)), ensure_ascii=False))
+            print(_json(_complete(llm, text, chat, params)))
         elif params.n > 1:
             for completion in _complete(llm, text, chat, params).outputs:
                 print(f"--- {completion.index}\n{completion.text}")
@@ -100,6 +100,14 @@ def _complete(llm: LLM, text: str, chat: bool, params: SamplingParams) -> Reques
     if chat:
         return llm.chat([{"role": "user", "content": text}], params, use_tqdm=False)[0]
     return llm.generate(text, params, use_tqdm=False)[0]
+
+
+def _json(output: RequestOutput) -> str:
+    """One line; the moments of its timings as the durations they stand for."""
+    fields = asdict(output)
+    if output.timings is not None:
+        fields["timings"] = {name: getattr(output.timings, name) for name in ("queue_time", "ttft", "latency")}
+    return json.dumps(fields, ensure_ascii=False)
 
 
 def _stream(llm: LLM, text: str, chat: bool, params: SamplingParams) -> None:

@@ -74,4 +74,4 @@ def _shown(name: str, value: Any) -> str:
         return ", ".join(f"{key} {terminal.size(count)}" for key, count in value.items())
     if name.endswith("_bytes"):
         return terminal.size(value)
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else str(value).removeprefix("KV memory ")

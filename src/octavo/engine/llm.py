@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Generator, Mapping, Sequence
 from itertools import count
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from octavo.engine.core import Engine, EngineConfig
 from octavo.engine.loader import LoadedModel, load_model
@@ -20,6 +21,9 @@ from octavo.errors import EngineClosedError, InvalidParameterError, OctavoError
 from octavo.limits import MAX_BATCH_SEQUENCES
 from octavo.outputs import RequestOutput, TextDelta
 from octavo.params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.executor.native import NativeExecutor
 
 log = logging.getLogger("octavo")
 
@@ -88,6 +92,8 @@ class LLM:
         )
         self._engine = Engine(self._executor, self._model.tokenizer, self._model.eos_token_ids, config)
         self._loop = EngineLoop(self._engine)
+        # Runs when the LLM is collected and at interpreter exit; the loop's thread knows nothing of the LLM.
+        self._shutdown = weakref.finalize(self, _shut_down, self._loop, self._executor)
         self._ids = count()
         self._pid = os.getpid()
         log.info("%s", self._memory.describe())
@@ -141,7 +147,7 @@ class LLM:
             raise outputs[0].error
         return outputs
 
-    def stream(self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None) -> Iterator[TextDelta]:
+    def stream(self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None) -> Generator[TextDelta, None, None]:
         """Yields the text of one prompt or conversation as it is made; stop iterating to cancel the request."""
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping):
             text, ids = None, self.tokenizer.encode_chat(prompt)
@@ -201,20 +207,14 @@ class LLM:
 
     def close(self) -> None:
         """Ends running requests as aborted and frees weights and KV memory. More than once is fine."""
-        loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.close()
-            self._executor.close()
+        self._loop = None
+        self._shutdown()
 
     def __enter__(self) -> LLM:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_loop", None) is not None:
-            self.close()
 
     # How a call runs
 
@@ -288,6 +288,11 @@ class LLM:
         if os.getpid() != self._pid:
             raise EngineClosedError("an engine can't be used after fork(): make a new one in the child process")
         return self._loop
+
+
+def _shut_down(loop: EngineLoop, executor: NativeExecutor) -> None:
+    loop.close()
+    executor.close()
 
 
 def _is_single(prompts: Any) -> bool:

@@ -22,7 +22,8 @@ class LoadedModel:
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        return self.checkpoint.eos_token_ids
+        """Ids that end an output: those the configs name, and the tokenizer's own end-of-turn tokens."""
+        return self.checkpoint.eos_token_ids | frozenset(self.tokenizer.eos_ids)
 
 
 def load_model(name: str, *, revision: str | None = None) -> LoadedModel:

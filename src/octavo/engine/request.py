@@ -33,7 +33,7 @@ class Generation:
         self.index = index
         self.sampler = SamplerState(resolved, prompt_ids, index)
         self._resolved = resolved
-        self._detokenizer = IncrementalDetokenizer(tokenizer, resolved.skip_special_tokens)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, resolved.skip_special_tokens, at_start=False)
         self._stops = StopChecker(resolved)
         self._text: list[str] = []
         self._token_ids: list[int] = []
@@ -54,13 +54,11 @@ class Generation:
         if self._logprobs is not None:
             self._logprobs.append(drawn.logprobs or {})
             self._cumulative_logprob += drawn.logprob or 0.0
-        # The end-of-sequence token that ends an output has no text of its own.
-        ends = token_id in self._resolved.eos_ids and not self._resolved.ignore_eos
-        delta = "" if ends else self._detokenizer.push(token_id)
+        delta = "" if self._stops.silences(token_id) else self._detokenizer.push(token_id)
         text, reason, stop = self._stops.push(token_id, delta)
         if reason is not None:
             self.finish_reason, self.stop_reason = reason, stop
-            if not isinstance(stop, str):
+            if not isinstance(stop, str):  # behind a stop string nothing is shown
                 text += self._detokenizer.flush()
         self._text.append(text)
         return text

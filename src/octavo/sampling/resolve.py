@@ -69,7 +69,8 @@ def resolve(
         )
     max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
     if params.min_tokens > max_tokens:
-        raise InvalidParameterError("min_tokens", params.min_tokens, f"at most the {max_tokens} tokens the context has left")
+        allowed = f"at most the {max_tokens} tokens the context has left"
+        raise InvalidParameterError("min_tokens", params.min_tokens, allowed)
     if params.prompt_logprobs is not None and params.prompt_logprobs_start > prompt_len:
         raise InvalidParameterError(
             "prompt_logprobs_start", params.prompt_logprobs_start, f"a position in the prompt of {prompt_len} tokens"

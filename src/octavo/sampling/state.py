@@ -67,7 +67,8 @@ class SamplerState:
         if resolved.logit_bias:
             ids, values = zip(*resolved.logit_bias)
             self._bias = np.array(ids, dtype=np.int32), np.array(values, dtype=np.float32)
-        self._mask = None if resolved.allowed_token_ids is None else _bitmap(resolved.allowed_token_ids, resolved.vocab_size)
+        allowed = resolved.allowed_token_ids
+        self._mask = None if allowed is None else _bitmap(allowed, resolved.vocab_size)
         # Prompt ids matter to the repetition penalty alone: their output count is 0.
         repeated = resolved.repetition_penalty != 1.0
         penalised = repeated or resolved.presence_penalty != 0.0 or resolved.frequency_penalty != 0.0

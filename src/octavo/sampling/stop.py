@@ -77,6 +77,13 @@ class StopChecker:
         text, self._held = self._held[:shown], self._held[shown:]
         return text, None, None
 
+    def silences(self, token_id: int) -> bool:
+        """Whether this token, if it comes next, ends the output and its own text is not shown."""
+        if self._resolved.include_stop_str_in_output or self._count < self._resolved.min_tokens:
+            return False
+        ends = token_id in self._resolved.eos_ids and not self._resolved.ignore_eos
+        return ends or token_id in self._resolved.stop_token_ids
+
     def _ends_by_token(self, token_id: int) -> tuple[bool, int | None]:
         """min_tokens is of tokens before it: while it is not reached these ids are masked, and ignored if they come."""
         if self._count <= self._resolved.min_tokens:

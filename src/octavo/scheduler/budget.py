@@ -44,7 +44,7 @@ class TokenBudget:
             return 0.0, 0.0
         x, y = self._x / self._weight, self._y / self._weight
         variance = self._xx / self._weight - x * x
-        if variance < 0.01 * x * x:  # all steps alike: no slope to see, so charge everything to rows
+        if variance < 0.05 * x * x:  # steps too alike to see a slope: charge everything to rows
             return 0.0, y / x
         per_row = (self._xy / self._weight - x * y) / variance
         per_row = min(max(per_row, 0.0), y / x)

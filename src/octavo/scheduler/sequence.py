@@ -16,7 +16,7 @@ class State(Enum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """One continuation of one prompt (`n` continuations are `n` sequences).
 
@@ -50,6 +50,10 @@ class Sequence:
     admitted: bool = False  # at least once
     leader: Sequence | None = None  # computes a prefix that this one waits for …
     wait_until: int = 0  # … until so many of its tokens are computed
+
+    def __repr__(self) -> str:  # never its tokens: they are a user's text
+        progress = f"{self.num_computed}/{len(self.token_ids)}/{self.max_total}"
+        return f"Sequence({self.id}, {self.state.value}, computed/known/most {progress})"
 
     def append(self, token: int) -> None:
         self.token_ids.append(token)

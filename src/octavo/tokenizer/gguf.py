@@ -81,13 +81,19 @@ class GgufTokens:
 
     def token_id(self, name: str, default: int | None = None) -> int | None:
         """tokenizer.ggml.<name>_token_id, or the default where the file has none; None if outside the vocabulary."""
-        value = self.metadata.get(f"tokenizer.ggml.{name}_token_id", default)
+        key = f"tokenizer.ggml.{name}_token_id"
+        value = self.metadata.get(key, default)
         if value is None:
             return None
-        return int(value) if 0 <= int(value) < len(self.texts) else None
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise ModelFileError(_WHERE, f"{key}={value!r:.60} is not an integer")
+        return int(value) if 0 <= value < len(self.texts) else None
 
     def flag(self, key: str, default: bool) -> bool:
-        return bool(self.metadata.get(f"tokenizer.ggml.{key}", default))
+        value = self.metadata.get(f"tokenizer.ggml.{key}", default)
+        if not isinstance(value, bool):
+            raise ModelFileError(_WHERE, f"tokenizer.ggml.{key}={value!r:.60} is not true or false")
+        return value
 
     def facts(self, bos_id: int | None, strips_leading_space: bool) -> TokenFacts:
         named = {
@@ -116,7 +122,9 @@ class GgufTokens:
         value = self.metadata.get(key)
         if value is None:
             return []
-        numbers: list[Any] = value.tolist() if hasattr(value, "tolist") else list(value)
+        numbers = value.tolist() if hasattr(value, "tolist") else value
+        if not isinstance(numbers, list) or not all(isinstance(number, (int, float)) for number in numbers):
+            raise ModelFileError(_WHERE, f"{key} is not a list of numbers")
         if len(numbers) != len(self.texts):
             raise ModelFileError(_WHERE, f"{key} has {len(numbers)} entries for {len(self.texts)} tokens")
         return numbers
@@ -212,7 +220,7 @@ class ByteLevelBackend(_GgufBackend):
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         tokens = GgufTokens(metadata)
         pre = metadata.get("tokenizer.ggml.pre", "default")
-        name = _ALIASES.get(pre, pre)
+        name = _ALIASES.get(pre, pre) if isinstance(pre, str) else ""
         if name not in PRE_TOKENIZERS:
             raise UnsupportedModelError(
                 f"tokenizer.ggml.pre={pre!r} is not supported; known are {', '.join(sorted(PRE_TOKENIZERS))}"
@@ -246,7 +254,10 @@ def _build_bpe(tokens: GgufTokens, expressions: Sequence[str], whole_words: bool
     except Exception:  # it has one type for all; the cause is a merge whose pieces are not in the vocabulary
         kept = [(a, b) for a, b in merges if a in vocabulary and b in vocabulary and a + b in vocabulary]
         log.warning("%d merges of the GGUF tokenizer name pieces that it lacks; left out", len(merges) - len(kept))
-        model = models.BPE(vocabulary, kept, ignore_merges=whole_words)
+        try:
+            model = models.BPE(vocabulary, kept, ignore_merges=whole_words)
+        except Exception as error:
+            raise ModelFileError(_WHERE, f"its vocabulary cannot be used: {error!s:.200}") from error
     tokenizer = Tokenizer(model)
     cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in expressions]
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

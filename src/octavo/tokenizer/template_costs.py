@@ -112,7 +112,7 @@ def pay_for_walk(meter: Meter, name: str, value: Any, args: tuple[Any, ...], kwa
             if isinstance(path, str) and path.count(".") > _MAX_ATTRIBUTE_DOTS:
                 raise TemplateLimitError(f"it follows an attribute path of more than {_MAX_ATTRIBUTE_DOTS} dots")
     if isinstance(value, (str, list, tuple, range)):
-        meter.spend(2 * len(value))
+        meter.spend(3 * len(value))
     elif isinstance(value, Iterator):
         return list(value) if name in ("join", "sum") else value
     return value

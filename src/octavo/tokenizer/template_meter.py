@@ -29,17 +29,17 @@ class TemplateLimitError(Exception):
 
 class Meter:
     def __init__(self) -> None:
-        self._steps = MAX_TEMPLATE_STEPS
-        self._chars = MAX_TEMPLATE_OUTPUT_CHARS
+        self.steps_left = MAX_TEMPLATE_STEPS
+        self.chars_left = MAX_TEMPLATE_OUTPUT_CHARS
 
     def spend(self, steps: int) -> None:
-        self._steps -= steps
-        if self._steps < 0:
+        self.steps_left -= steps
+        if self.steps_left < 0:
             raise TemplateLimitError(f"it takes more than {MAX_TEMPLATE_STEPS} steps")
 
     def write(self, chars: int) -> None:
-        self._chars -= chars
-        if self._chars < 0:
+        self.chars_left -= chars
+        if self.chars_left < 0:
             raise TemplateLimitError(f"it writes more than {MAX_TEMPLATE_OUTPUT_CHARS} characters")
 
     def enter(self, steps: int, chars: int) -> None:
@@ -69,14 +69,14 @@ class Meter:
             if isinstance(part, str):
                 self.spend(1 + len(part) // _CHARS_A_STEP)
                 printed += len(part) + 4
+            elif isinstance(part, _CONTAINERS):
+                self.spend(1 + len(part))
+                stack.extend(part)
+                printed += 2
             elif isinstance(part, Mapping):
                 self.spend(1 + 2 * len(part))
                 stack.extend(part.keys())
                 stack.extend(part.values())
-                printed += 2
-            elif isinstance(part, _CONTAINERS):
-                self.spend(1 + len(part))
-                stack.extend(part)
                 printed += 2
             elif isinstance(part, range):
                 self.spend(1 + len(part))

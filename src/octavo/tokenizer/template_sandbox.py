@@ -225,7 +225,7 @@ def _metered_filter(environment: TemplateEnvironment, name: str, function: Calla
     @pass_context
     def metered(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> Any:
         meter = _meter(context)
-        meter.spend(4)
+        meter.spend(6)
         if name not in CHEAP_FILTERS:
             meter.weigh(value)
         for argument in (*args, *kwargs.values()):

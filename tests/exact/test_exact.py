@@ -1,0 +1,99 @@
+"""The short form of the exactness suite; `make exact` runs the long one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from . import scenarios
+from .cases import model_cases, tiny_cases
+from .faults import FAULTS, suite_fails_on
+from .machine import Case, Model, Trace
+from .models import as_bf16, smollm2, tiny
+
+TINY = [
+    ("llama", "f32", "f16"),
+    ("llama", "f32", "f32"),
+    ("llama+bf16", "f32", "f16"),
+    ("llama", "q8", "f16"),
+    ("mistral", "q4", "f16"),
+    ("qwen2", "f32", "f16"),
+    ("qwen3", "q8", "f32"),
+]
+
+World = tuple[Model, list[Case], dict[str, Trace]]
+
+
+@pytest.fixture(scope="module")
+def real() -> World:
+    model = smollm2()
+    cases = model_cases(model.tokenizer, 6, short_form=True)
+    return model, cases, scenarios.reference(model, cases)
+
+
+@pytest.fixture(scope="module", params=TINY, ids="-".join)
+def small(request: pytest.FixtureRequest) -> Iterator[World]:
+    name, weights, kv_dtype = request.param
+    model = tiny(name.removesuffix("+bf16"), weights=weights, kv_dtype=kv_dtype)
+    if name.endswith("+bf16"):
+        model = as_bf16(model)
+    cases = tiny_cases(model.checkpoint.config.vocab_size, 8)
+    yield model, cases, scenarios.reference(model, cases)
+
+
+def test_tiny_model_gives_the_same_bits_whatever_happens(small: World) -> None:
+    model, cases, expected = small
+    scenarios.in_random_batches(model, cases, expected, seeds=(0, 1))
+    for size in (1, 7, 16, 17, 64):
+        scenarios.with_chunks(model, cases, expected, size)
+    scenarios.with_prefix_hits(model, cases, expected, (0, 1, 15, 16, 17, None))
+    scenarios.preempted_at_every_step(model, cases, expected, flush=False)
+    scenarios.preempted_at_every_step(model, cases, expected, flush=True)
+    scenarios.squeezed_by_a_tiny_pool(model, cases, 13)
+    for threads in (1, 2, 4):
+        scenarios.with_options(model, cases, expected, f"{threads} threads", threads=threads)
+    scenarios.with_options(model, cases, expected, "no fusion", fusion=False)
+    scenarios.with_options(model, cases, expected, "scalar", kernels="scalar")
+    scenarios.cut_at_every_token(model, cases, expected)
+    scenarios.cancelled_neighbours(model, cases, expected)
+    scenarios.on_blocks_full_of_nan(model, cases, expected)
+
+
+@pytest.mark.model
+class TestRealModel:
+    def test_in_random_batches(self, real: World) -> None:
+        scenarios.in_random_batches(*real, seeds=(0,))
+
+    @pytest.mark.parametrize("size", [7, 17])
+    def test_in_chunks(self, real: World, size: int) -> None:
+        scenarios.with_chunks(*real, size)
+
+    def test_after_prefix_hits(self, real: World) -> None:
+        scenarios.with_prefix_hits(*real, (15, 16, 17, None))
+
+    @pytest.mark.parametrize("flush", [False, True], ids=["kept", "flushed"])
+    def test_preempted_at_every_step(self, real: World, flush: bool) -> None:
+        model, cases, expected = real
+        scenarios.preempted_at_every_step(model, [c for c in cases if len(c.prompt) < 1000], expected, flush=flush)
+
+    def test_on_other_threads(self, real: World) -> None:
+        scenarios.with_options(*real, "1 thread", threads=1)
+
+    def test_without_fusion(self, real: World) -> None:
+        scenarios.with_options(*real, "no fusion", fusion=False)
+
+    def test_on_scalar_kernels(self, real: World) -> None:
+        model, cases, expected = real
+        scenarios.with_options(model, [c for c in cases if len(c.prompt) < 60], expected, "scalar", kernels="scalar")
+
+    def test_continued_after_a_cut(self, real: World) -> None:
+        model, cases, expected = real
+        scenarios.cut_at_every_token(model, [c for c in cases if len(c.prompt) < 1000], expected)
+
+    def test_in_a_new_process(self, real: World) -> None:
+        scenarios.in_a_new_process(["--print", "--short", "--tokens", "6"], real[2])
+
+    @pytest.mark.parametrize("fault", FAULTS)
+    def test_the_suite_fails_on_a_broken_variant(self, fault: str) -> None:
+        suite_fails_on(fault)
