@@ -40,12 +40,10 @@ class Checker {
         floats(op.src, w.k);
       }
       const bool silu = op.epilogue == Epilogue::SiluMul;
-      require(!silu || w.n % kPanel == 0, "gate and up must fill whole panels");
-      // The padding of an interleaved weight is cut off by the destination's width.
       require(known(part.dst) && !plan_.buffers[part.dst].quantised, "unknown buffer");
       if (!problem.empty()) return;
       const std::int64_t width = plan_.buffers[part.dst].width;
-      require(silu ? (width + 7) / 8 * 16 == w.n : width == w.n, "a linear's width differs from its buffer's");
+      require(silu ? width % 8 == 0 && 2 * width == w.n : width == w.n, "a linear's width differs from its buffer's");
       require(part.bias.empty() || static_cast<std::int64_t>(part.bias.size()) == w.panels() * kPanel, "a bias of the wrong size");
       if (op.epilogue == Epilogue::Add) floats(op.residual, w.n);
     }

@@ -10,10 +10,10 @@ from octavo.models.registry import build_program
 from octavo.program.program import Program, Rope
 
 
-def program_for(architecture: str, *, tied: bool = True) -> Program:
+def program_for(architecture: str, *, tied: bool = True, intermediate: int = 96) -> Program:
     return build_program(
         ModelConfig(
-            architecture=architecture, vocab_size=96, hidden_size=64, intermediate_size=96, layers=2, heads=4, kv_heads=2,
+            architecture=architecture, vocab_size=96, hidden_size=64, intermediate_size=intermediate, layers=2, heads=4, kv_heads=2,
             head_dim=16, norm_eps=1e-5, rope=Rope(10000.0, 16), context=128, tie_embeddings=tied,
             attention_bias=architecture == "qwen2",
         )
@@ -81,3 +81,8 @@ def test_linears_with_different_kinds_of_input_are_not_grouped() -> None:
     first = [instruction for instruction in lowered.instructions if instruction.kind == "linear"][:2]
     assert [len(instruction.args["parts"]) for instruction in first] == [2, 1]
     assert first[1].reads[0] not in lowered.quantised
+
+
+def test_gate_and_up_that_do_not_fill_panels_are_not_interleaved() -> None:
+    program = program_for("llama", intermediate=84)
+    assert kinds(lower(program, formats_of(program, "q8"), fusion=True)).count("silu_mul") == 2

@@ -89,7 +89,8 @@ class _Lowering:
     def _interleaves(self, op: Op) -> bool:
         gate, up = (self.producer[value] for value in op.inputs)
         return (
-            gate is not up
+            self.widths[op.output] % 8 == 0  # gate and up fill a panel, 8 outputs each
+            and gate is not up
             and gate.kind == up.kind == "linear"
             and gate.inputs == up.inputs
             and self.formats[gate.weights[0]] == self.formats[up.weights[0]]

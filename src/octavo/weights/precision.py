@@ -47,6 +47,9 @@ def kernel_formats(tensors: Mapping[str, Tensor], choice: str = "auto") -> dict[
         name: kernel_format(tensor.encoding, choice) if len(tensor.shape) == 2 else "f32"
         for name, tensor in tensors.items()
     }
+    for name, format in formats.items():
+        if format == "q4" and tensors[name].encoding == "q4_0" and not _min_fits_half(tensors[name]):
+            formats[name] = "q4f"
     if choice == "auto":
         halves = sorted({t.encoding for t in tensors.values() if len(t.shape) == 2} & {"f16", "bf16"})
         if halves:
@@ -57,3 +60,9 @@ def kernel_formats(tensors: Mapping[str, Tensor], choice: str = "auto") -> dict[
         if rounded:
             logger.info("%s weights are requantised to q8 (weights=auto)", " and ".join(rounded))
     return formats
+
+
+def _min_fits_half(tensor: Tensor) -> bool:
+    """Whether q4_0's smallest value, -8 times the block's fp16 scale, is an fp16 too; q4f holds it if not."""
+    scales = tensor.data.reshape(-1, 18)[:, :2].copy().view("<f2")
+    return bool((abs(scales) <= 65504 / 8).all())
