@@ -33,20 +33,21 @@ def full() -> None:
         ("preempted, blocks kept", lambda: scenarios.preempted_at_every_step(model, cases, expected, flush=False)),
         ("preempted, blocks flushed", lambda: scenarios.preempted_at_every_step(model, cases, expected, flush=True)),
         ("tiny pool", lambda: scenarios.squeezed_by_a_tiny_pool(model, cases, 40)),
-        *[(f"{n} threads", lambda n=n: scenarios.with_options(model, cases, expected, f"{n} threads", threads=n)) for n in (1, 2, 4)],
-        ("no fusion", lambda: scenarios.with_options(model, cases, expected, "no fusion", fusion=False)),
+        *[(f"{n} threads", lambda n=n: scenarios.with_options(model, cases, expected, threads=n)) for n in (1, 2, 4)],
+        ("no fusion", lambda: scenarios.with_options(model, cases, expected, fusion=False)),
         ("cancelled neighbours", lambda: scenarios.cancelled_neighbours(model, short, expected)),
         ("blocks full of NaN", lambda: scenarios.on_blocks_full_of_nan(model, cases, expected)),
         ("cut at every token", lambda: scenarios.cut_at_every_token(model, cases, expected)),
         ("a new process", lambda: scenarios.in_a_new_process(["--print"], expected)),
-        ("scalar kernels", lambda: scenarios.with_options(model, cases, expected, "scalar", kernels="scalar")),
+        ("scalar kernels", lambda: scenarios.with_options(model, cases, expected, kernels="scalar")),
         *[(f"fault: {name}", lambda name=name: suite_fails_on(name)) for name in FAULTS],
     ]  # fmt: skip
     begin = time.monotonic()
     for name, step in steps:
         start = time.monotonic()
         step()
-        print(f"  {name}: equal ({time.monotonic() - start:.0f} s)" if not name.startswith("fault") else f"  {name}: found", flush=True)
+        verdict = "found" if name.startswith("fault") else "equal"
+        print(f"  {name}: {verdict} ({time.monotonic() - start:.0f} s)", flush=True)
     print(f"all equal, to the bit ({time.monotonic() - begin:.0f} s)")
 
 

@@ -1,4 +1,4 @@
-"""Engines for the exactness suite, and how a set of cases is run on one: step by step, on this thread, nothing hidden."""
+"""Engines for the exactness suite, and how cases are run on one: step by step, on this thread, nothing hidden."""
 
 from __future__ import annotations
 
@@ -68,7 +68,12 @@ class Model:
     def executor(self, *, num_blocks: int = 1024, **options: Any) -> NativeExecutor:
         program = build_program(self.checkpoint.config)
         return NativeExecutor(
-            program, self.checkpoint.tensors, num_blocks=num_blocks, weights=self.weights, kv_dtype=self.kv_dtype, **options
+            program,
+            self.checkpoint.tensors,
+            num_blocks=num_blocks,
+            weights=self.weights,
+            kv_dtype=self.kv_dtype,
+            **options,
         )
 
     @contextmanager
@@ -153,7 +158,6 @@ def assert_same(expected: Mapping[str, Trace], got: Mapping[str, Trace], what: s
         for o, (a, b) in enumerate(zip(wanted.tokens, trace.tokens)):
             for i, (x, y) in enumerate(zip(a, b)):
                 if x != y or wanted.logprobs[o][i] != trace.logprobs[o][i]:
-                    raise AssertionError(
-                        f"{what}: {name}, output {o}, token {i}: {x} {wanted.logprobs[o][i]} became {y} {trace.logprobs[o][i]}"
-                    )
+                    before, after = wanted.logprobs[o][i], trace.logprobs[o][i]
+                    raise AssertionError(f"{what}: {name}, output {o}, token {i}: {x} {before} became {y} {after}")
         raise AssertionError(f"{what}: {name}: {wanted} became {trace}")

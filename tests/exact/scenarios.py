@@ -24,13 +24,19 @@ from .machine import Case, Model, Trace, assert_same, run, run_alone
 Expected = Mapping[str, Trace]
 
 
-def in_random_batches(model: Model, cases: Sequence[Case], expected: Expected, *, seeds: Sequence[int], **options: Any) -> None:
+def in_random_batches(
+    model: Model, cases: Sequence[Case], expected: Expected, *, seeds: Sequence[int], **options: Any
+) -> None:
     """With random mates, in random order, arriving at random steps."""
     for seed in seeds:
         rng = random.Random(seed)
         order = rng.sample(list(cases), len(cases))
         mates = [
-            Case(f"mate-{i}", tuple(rng.choices(case.prompt, k=rng.randint(1, 60))), SamplingParams(max_tokens=rng.randint(1, 20), seed=i))
+            Case(
+                f"mate-{i}",
+                tuple(rng.choices(case.prompt, k=rng.randint(1, 60))),
+                SamplingParams(max_tokens=rng.randint(1, 20), seed=i),
+            )
             for i, case in enumerate(rng.choices(cases, k=6))
         ]
         together = rng.sample(order + mates, len(order) + len(mates))
@@ -95,10 +101,14 @@ def preempted_at_every_step(model: Model, cases: Sequence[Case], expected: Expec
             engine.flush_cache()
             traces = run(engine, [case], on_step=force).traces
             drawn = max(len(tokens) for tokens in traces[case.name].tokens)
-            assert engine.scheduler.counters.preemptions - before >= drawn - 1, f"{case.name} was not preempted at every step"
+            assert engine.scheduler.counters.preemptions - before >= drawn - 1, (
+                f"{case.name} was not preempted at every step"
+            )
             recomputed_hits = engine.scheduler.counters.recompute_hit_tokens - hits_before
             if drawn > 1 and len(case.prompt) > BLOCK_TOKENS and case.params.n == 1:
-                assert (recomputed_hits == 0) == flush, f"{case.name}: {recomputed_hits} tokens came back from the cache"
+                assert (recomputed_hits == 0) == flush, (
+                    f"{case.name}: {recomputed_hits} tokens came back from the cache"
+                )
             assert_same(expected, traces, f"preempted at every step, flush={flush}")
 
 
@@ -116,13 +126,13 @@ def squeezed_by_a_tiny_pool(model: Model, cases: Sequence[Case], num_blocks: int
     assert_same(expected, traces, "tiny pool")
 
 
-def with_options(model: Model, cases: Sequence[Case], expected: Expected, what: str, **options: Any) -> None:
+def with_options(model: Model, cases: Sequence[Case], expected: Expected, **options: Any) -> None:
     """Other threads, kernels or fusion."""
     with model.engine(**options) as engine:
         for name, value in options.items():
             assert getattr(engine.executor, name, value) == value
         traces = run(engine, cases).traces
-    assert_same(expected, traces, what)
+    assert_same(expected, traces, str(options))
 
 
 def cut_at_every_token(model: Model, cases: Sequence[Case], expected: Expected) -> None:
@@ -143,14 +153,18 @@ def _drawn_by(request: Request) -> list[Drawn]:
     output = request.output().outputs[0]
     logprobs = output.logprobs or [None] * len(output.token_ids)
     return [
-        Drawn(token, None if entry is None else entry[token].logprob, entry) for token, entry in zip(output.token_ids, logprobs)
+        Drawn(token, None if entry is None else entry[token].logprob, entry)
+        for token, entry in zip(output.token_ids, logprobs)
     ]
 
 
 def cancelled_neighbours(model: Model, cases: Sequence[Case], expected: Expected) -> None:
     """Neighbours are cancelled at random moments; what they had is free at once."""
     rng = random.Random(5)
-    victims = [Case(f"victim-{i}", case.prompt, SamplingParams(max_tokens=64, seed=i, ignore_eos=True)) for i, case in enumerate(cases)]
+    victims = [
+        Case(f"victim-{i}", case.prompt, SamplingParams(max_tokens=64, seed=i, ignore_eos=True))
+        for i, case in enumerate(cases)
+    ]
 
     with model.engine() as engine:
         cancelled = 0
@@ -168,7 +182,9 @@ def cancelled_neighbours(model: Model, cases: Sequence[Case], expected: Expected
     assert_same(expected, {case.name: traces[case.name] for case in cases}, "cancelled neighbours")
 
 
-def on_blocks_full_of_nan(model: Model, cases: Sequence[Case], expected: Expected, wrap: Callable[[Any], Any] = lambda e: e) -> None:
+def on_blocks_full_of_nan(
+    model: Model, cases: Sequence[Case], expected: Expected, wrap: Callable[[Any], Any] = lambda e: e
+) -> None:
     """Every block holds NaN from a former owner."""
 
     def poison(executor: Any) -> Any:
@@ -187,7 +203,9 @@ def on_blocks_full_of_nan(model: Model, cases: Sequence[Case], expected: Expecte
 def in_a_new_process(arguments: Sequence[str], expected: Expected) -> None:
     """`arguments` make tests.exact print the traces of the same cases as JSON (see tests/exact/__main__.py)."""
     root = Path(__file__).parent.parent.parent
-    done = subprocess.run([sys.executable, "-m", "tests.exact", *arguments], cwd=root, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.exact", *arguments], cwd=root, capture_output=True, text=True, check=True
+    )
     found = json.loads(done.stdout)
     assert sorted(found) == sorted(expected)
     for name, trace in expected.items():

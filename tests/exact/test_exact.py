@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from . import scenarios
@@ -33,13 +31,13 @@ def real() -> World:
 
 
 @pytest.fixture(scope="module", params=TINY, ids="-".join)
-def small(request: pytest.FixtureRequest) -> Iterator[World]:
+def small(request: pytest.FixtureRequest) -> World:
     name, weights, kv_dtype = request.param
     model = tiny(name.removesuffix("+bf16"), weights=weights, kv_dtype=kv_dtype)
     if name.endswith("+bf16"):
         model = as_bf16(model)
     cases = tiny_cases(model.checkpoint.config.vocab_size, 8)
-    yield model, cases, scenarios.reference(model, cases)
+    return model, cases, scenarios.reference(model, cases)
 
 
 def test_tiny_model_gives_the_same_bits_whatever_happens(small: World) -> None:
@@ -52,9 +50,9 @@ def test_tiny_model_gives_the_same_bits_whatever_happens(small: World) -> None:
     scenarios.preempted_at_every_step(model, cases, expected, flush=True)
     scenarios.squeezed_by_a_tiny_pool(model, cases, 13)
     for threads in (1, 2, 4):
-        scenarios.with_options(model, cases, expected, f"{threads} threads", threads=threads)
-    scenarios.with_options(model, cases, expected, "no fusion", fusion=False)
-    scenarios.with_options(model, cases, expected, "scalar", kernels="scalar")
+        scenarios.with_options(model, cases, expected, threads=threads)
+    scenarios.with_options(model, cases, expected, fusion=False)
+    scenarios.with_options(model, cases, expected, kernels="scalar")
     scenarios.cut_at_every_token(model, cases, expected)
     scenarios.cancelled_neighbours(model, cases, expected)
     scenarios.on_blocks_full_of_nan(model, cases, expected)
@@ -70,7 +68,8 @@ class TestRealModel:
         scenarios.with_chunks(*real, size)
 
     def test_after_prefix_hits(self, real: World) -> None:
-        scenarios.with_prefix_hits(*real, (15, 16, 17, None))
+        model, cases, expected = real
+        scenarios.with_prefix_hits(model, [c for c in cases if len(c.prompt) < 1000], expected, (15, 16, 17, None))
 
     @pytest.mark.parametrize("flush", [False, True], ids=["kept", "flushed"])
     def test_preempted_at_every_step(self, real: World, flush: bool) -> None:
@@ -78,14 +77,14 @@ class TestRealModel:
         scenarios.preempted_at_every_step(model, [c for c in cases if len(c.prompt) < 1000], expected, flush=flush)
 
     def test_on_other_threads(self, real: World) -> None:
-        scenarios.with_options(*real, "1 thread", threads=1)
+        scenarios.with_options(*real, threads=1)
 
     def test_without_fusion(self, real: World) -> None:
-        scenarios.with_options(*real, "no fusion", fusion=False)
+        scenarios.with_options(*real, fusion=False)
 
     def test_on_scalar_kernels(self, real: World) -> None:
         model, cases, expected = real
-        scenarios.with_options(model, [c for c in cases if len(c.prompt) < 60], expected, "scalar", kernels="scalar")
+        scenarios.with_options(model, [c for c in cases if len(c.prompt) < 60], expected, kernels="scalar")
 
     def test_continued_after_a_cut(self, real: World) -> None:
         model, cases, expected = real

@@ -47,7 +47,9 @@ def test_kernels_threads_and_fusion_give_equal_bits(checkpoint: Checkpoint, weig
     for kernels, threads, fusion in itertools.product(_native.kernel_names(), (1, 2, 4), (True, False)):
         if kernels.startswith("faulty"):
             continue
-        got = logits(make(checkpoint, weights=weights, kv_dtype=kv_dtype, kernels=kernels, threads=threads, fusion=fusion))
+        got = logits(
+            make(checkpoint, weights=weights, kv_dtype=kv_dtype, kernels=kernels, threads=threads, fusion=fusion)
+        )
         assert got.tobytes() == expected.tobytes(), (kernels, threads, fusion)
 
 
@@ -113,22 +115,26 @@ def test_more_logit_rows_than_are_held_at_once(checkpoint: Checkpoint) -> None:
         assert alone.step(batch, sampling_rows(1, targets=[[*many[1:], 0][i]])).logprobs[0] == result.logprobs[i]
 
 
+def I32(values: list[object]) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
 BAD = {
     "a token id outside the vocabulary": {"token_ids": np.full(70, 100_000, dtype=np.int32)},
     "a negative token": {"token_ids": np.full(70, -1, dtype=np.int32)},
     "positions with a hole": {"positions": np.arange(70, dtype=np.int64) * 2},
     "a negative position": {"positions": np.arange(-1, 69, dtype=np.int64)},
     "a position beyond the table": {"positions": np.arange(16, 86, dtype=np.int64)},
-    "a block table that is too short": {"block_tables": np.array([0], np.int32), "block_offsets": np.array([0, 1], np.int32)},
-    "an unknown block": {"block_tables": np.array([0, 1, 2, 3, 16], np.int32)},
-    "sequence rows that miss some": {"sequence_rows": np.array([0, 69], np.int32)},
-    "sequence rows that go back": {"sequence_rows": np.array([0, 71, 70], np.int32), "block_offsets": np.array([0, 5, 5], np.int32)},
-    "offsets beyond the tables": {"block_offsets": np.array([0, 6], np.int32)},
-    "a logit row outside": {"logit_rows": np.array([70], np.int32)},
-    "logit rows out of order": {"logit_rows": np.array([3, 2], np.int32)},
-    "a block operation on an unknown block": {"block_ops": np.array([[16, -1, 0]], np.int32)},
-    "a copy of too many tokens": {"block_ops": np.array([[1, 0, 17]], np.int32)},
-    "a copy onto itself": {"block_ops": np.array([[1, 1, 3]], np.int32)},
+    "a block table that is too short": {"block_tables": I32([0]), "block_offsets": I32([0, 1])},
+    "an unknown block": {"block_tables": I32([0, 1, 2, 3, 16])},
+    "sequence rows that miss some": {"sequence_rows": I32([0, 69])},
+    "sequence rows that go back": {"sequence_rows": I32([0, 71, 70]), "block_offsets": I32([0, 5, 5])},
+    "offsets beyond the tables": {"block_offsets": I32([0, 6])},
+    "a logit row outside": {"logit_rows": I32([70])},
+    "logit rows out of order": {"logit_rows": I32([3, 2])},
+    "a block operation on an unknown block": {"block_ops": I32([[16, -1, 0]])},
+    "a copy of too many tokens": {"block_ops": I32([[1, 0, 17]])},
+    "a copy onto itself": {"block_ops": I32([[1, 1, 3]])},
     "one position too few": {"positions": np.arange(69, dtype=np.int64)},
     "ids of the wrong type": {"token_ids": np.zeros(70, dtype=np.int64)},
 }  # fmt: skip

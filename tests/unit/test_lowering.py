@@ -13,8 +13,8 @@ from octavo.program.program import Program, Rope
 def program_for(architecture: str, *, tied: bool = True, intermediate: int = 96) -> Program:
     return build_program(
         ModelConfig(
-            architecture=architecture, vocab_size=96, hidden_size=64, intermediate_size=intermediate, layers=2, heads=4, kv_heads=2,
-            head_dim=16, norm_eps=1e-5, rope=Rope(10000.0, 16), context=128, tie_embeddings=tied,
+            architecture=architecture, vocab_size=96, hidden_size=64, intermediate_size=intermediate, layers=2, heads=4,
+            kv_heads=2, head_dim=16, norm_eps=1e-5, rope=Rope(10000.0, 16), context=128, tie_embeddings=tied,
             attention_bias=architecture == "qwen2",
         )
     )  # fmt: skip
@@ -58,10 +58,26 @@ def test_without_fusion_every_operation_is_an_instruction() -> None:
 def test_fusion_folds_what_it_says() -> None:
     program = program_for("llama")
     lowered = lower(program, formats_of(program, "q4"), fusion=True)
-    per_layer = ["rms_norm", "linear", "rope_store", "attention", "quantise", "linear", "rms_norm", "linear", "quantise", "linear"]
+    per_layer = [
+        "rms_norm",
+        "linear",
+        "rope_store",
+        "attention",
+        "quantise",
+        "linear",
+        "rms_norm",
+        "linear",
+        "quantise",
+        "linear",
+    ]
     assert kinds(lowered) == ["embed", *per_layer * 2, "select", "rms_norm", "linear"]
     linears = [instruction.args for instruction in lowered.instructions if instruction.kind == "linear"]
-    assert [(args["epilogue"], len(args["parts"])) for args in linears[:4]] == [("store", 3), ("add", 1), ("silu_mul", 1), ("add", 1)]
+    assert [(args["epilogue"], len(args["parts"])) for args in linears[:4]] == [
+        ("store", 3),
+        ("add", 1),
+        ("silu_mul", 1),
+        ("add", 1),
+    ]
     assert linears[2]["parts"][0][0].interleave
 
 

@@ -1,37 +1,38 @@
 """The step loop: admits requests, asks the scheduler for a plan, has the executor run it, folds the tokens in.
 
-One thread owns an Engine. An exception that belongs to one request ends that request; its neighbours go on.
+One thread owns an Engine. An exception that belongs to one request ends that request; its neighbours go on. One that
+belongs to a step ends the requests in that step. Any other is a broken promise of our own, and passes to the caller.
 """
 
 from __future__ import annotations
 
 import logging
+import operator
 import time
-from collections import deque
-from collections.abc import Callable, Sequence as SequenceOf
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any
 
-from octavo.engine.batch import build_batch
-from octavo.engine.request import Drawn, Generation, Logprobs, Request
-from octavo.errors import CapacityError, InvalidParameterError, OctavoError, RequestFailedError
+from octavo.engine.batch import DRAW, LogitRows, build_batch
+from octavo.engine.request import Drawn, Generation, Logprobs, Request, Sink
+from octavo.engine.step_times import StepTimes
+from octavo.errors import CapacityError, EngineClosedError, InvalidParameterError, OctavoError, RequestFailedError
 from octavo.executor.interface import Executor, StepResult
 from octavo.kv.blocks import BlockPool
 from octavo.kv.tree import PrefixTree
 from octavo.limits import MAX_BATCH_SEQUENCES
-from octavo.outputs import Logprob, RequestOutput, TextDelta
+from octavo.outputs import Logprob
 from octavo.params import SamplingParams
-from octavo.sampling import RowEntry, build_rows, resolve
+from octavo.sampling import resolve
 from octavo.scheduler.budget import TokenBudget
-from octavo.scheduler.plan import StepPlan
+from octavo.scheduler.plan import ScheduledChunk, StepPlan
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
 from octavo.scheduler.sequence import Sequence
 from octavo.tokenizer import Tokenizer
 
 log = logging.getLogger("octavo")
-
-Sink = Callable[[TextDelta | RequestOutput], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,15 @@ class EngineConfig:
     policy: str = "fcfs"
     inter_token_target: float = 0.1
     chunk_size: int | None = None
+
+    def __post_init__(self) -> None:
+        most = min(MAX_BATCH_SEQUENCES, self.max_rows)
+        if type(self.max_num_seqs) is not int or not 1 <= self.max_num_seqs <= most:
+            raise InvalidParameterError("max_num_seqs", self.max_num_seqs, f"an integer from 1 to {most}")
+        if self.chunk_size is not None and (type(self.chunk_size) is not int or self.chunk_size < 1):
+            raise InvalidParameterError("chunk_size", self.chunk_size, "an integer of at least 1, or None")
+        if type(self.inter_token_target) not in (int, float) or not self.inter_token_target > 0:
+            raise InvalidParameterError("inter_token_target", self.inter_token_target, "seconds, more than 0")
 
 
 class Engine:
@@ -69,26 +79,59 @@ class Engine:
                 chunk_size=config.chunk_size,
             ),
         )
-        self.budget = TokenBudget(config.inter_token_target, min_rows=min(32, config.max_rows), max_rows=config.max_rows)
+        self.budget = TokenBudget(config.inter_token_target, min(32, config.max_rows), config.max_rows)
         self._requests: dict[str, Request] = {}
-        self._owner: dict[int, tuple[Request, Generation]] = {}  # by sequence id
+        self._owner: dict[int, tuple[Request, Generation]] = {}  # by sequence id: what is waiting or running
         self._sequence_ids = count()
         self._steps = 0
-        self._step_seconds: deque[float] = deque(maxlen=1024)
-        self._executor_seconds: deque[float] = deque(maxlen=1024)
+        self._times = StepTimes()
 
     # Requests in
 
+    def prepare(
+        self,
+        request_id: str,
+        prompt_token_ids: Iterable[int],
+        params: SamplingParams,
+        sink: Sink,
+        *,
+        prompt: str | None = None,
+    ) -> Request:
+        """Validates; every frontend's requests pass here. Touches no state and may run on any thread."""
+        width = self.executor.vocab_size
+        ids = list(prompt_token_ids)
+        if params.truncate_prompt_tokens is not None:
+            ids = ids[-params.truncate_prompt_tokens :]
+        if not ids:
+            raise InvalidParameterError("prompt", ids if prompt is None else prompt, "at least one token")
+        ids = _checked_ids("prompt_token_ids", ids, width)
+        resolved = resolve(
+            params,
+            prompt_len=len(ids),
+            vocab_size=width,
+            context_len=self.config.max_model_len,
+            eos_ids=self._eos_token_ids,
+            encode=lambda text: self.tokenizer.encode(text, add_special_tokens=False),
+        )
+        return Request(request_id, prompt, ids, params, resolved, sink)
+
     def add(self, request: Request, emitted: SequenceOf[SequenceOf[Drawn]] = ()) -> None:
-        """Takes a prepared request in; raises CapacityError, and changes nothing, when it can never fit.
+        """Takes a prepared request in; when it raises, nothing has changed. CapacityError: it can never fit.
 
         `emitted`: what each of the n outputs already has (a request continued after a crash or a move).
         """
         if request.request_id in self._requests:
             raise InvalidParameterError("request_id", request.request_id, "an id that no running request has")
-        for index in range(request.params.n):
+        if len(emitted) > request.params.n:
+            raise InvalidParameterError("emitted", len(emitted), f"tokens for at most n={request.params.n} outputs")
+        generations = [
             self._generation(request, index, emitted[index] if index < len(emitted) else ())
-        waiting = [generation for generation in request.generations if not generation.finished]
+            for index in range(request.params.n)
+        ]
+        waiting = [generation for generation in generations if not generation.finished]
+        scorer = waiting[0] if waiting and request.wanted_prompt_rows(0, len(request.prompt_token_ids)) else None
+        if scorer is not None:
+            scorer.sequence.cache_limit = max(request.resolved.prompt_logprobs_start - 1, 0)
         added: list[Sequence] = []
         try:
             for generation in waiting:
@@ -98,58 +141,32 @@ class Engine:
             for sequence in added:
                 self.scheduler.cancel(sequence)
             raise
+        request.generations, request.scorer = generations, scorer
         self._requests[request.request_id] = request
         for generation in waiting:
             self._owner[generation.sequence.id] = (request, generation)
         if not waiting:
             self._complete(request)
 
-    def prepare(
-        self, request_id: str, prompt_token_ids: SequenceOf[int], params: SamplingParams, sink: Sink, *, prompt: str | None = None
-    ) -> Request:
-        """Validates; every frontend's requests pass here. Touches no state and may run on any thread."""
-        ids = list(prompt_token_ids)
-        if params.truncate_prompt_tokens is not None:
-            ids = ids[-params.truncate_prompt_tokens :]
-        if not ids:
-            raise InvalidParameterError("prompt", prompt if prompt is not None else ids, "at least one token")
-        width = self.executor.vocab_size
-        for token_id in ids:
-            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < width:
-                raise InvalidParameterError("prompt_token_ids", token_id, f"token ids from 0 to {width - 1}")
-        resolved = resolve(
-            params,
-            prompt_len=len(ids),
-            vocab_size=width,
-            context_len=self.config.max_model_len,
-            eos_ids=self._eos_token_ids,
-            encode=self._encode_word,
-        )
-        return Request(request_id, prompt, ids, params, resolved, sink)
-
-    def _encode_word(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
-
-    def _generation(self, request: Request, index: int, emitted: SequenceOf[Drawn]) -> None:
+    def _generation(self, request: Request, index: int, emitted: SequenceOf[Drawn]) -> Generation:
         resolved, ids = request.resolved, request.prompt_token_ids
-        cache_limit = None
-        if index == 0 and resolved.prompt_logprobs is not None:
-            cache_limit = max(resolved.prompt_logprobs_start - 1, 0)
+        emitted_ids = _checked_ids("emitted", [drawn.token_id for drawn in emitted], self.executor.vocab_size)
         number = next(self._sequence_ids)
         sequence = Sequence(
             id=number,
             arrival=number,
-            token_ids=ids + [drawn.token_id for drawn in emitted],
+            token_ids=ids + emitted_ids,
             prompt_len=len(ids),
             max_total=len(ids) + resolved.max_tokens,
             priority=request.params.priority,
             salt=request.params.cache_salt or "",
-            cache_limit=cache_limit,
         )
         generation = Generation(sequence, index, ids, resolved, self.tokenizer)
-        request.generations.append(generation)
         for drawn in emitted:
+            if generation.finished:
+                raise InvalidParameterError("emitted", len(emitted), "no token behind the one that ends the output")
             generation.accept(drawn)
+        return generation
 
     def cancel(self, request_id: str) -> bool:
         """Ends a request now; its blocks are free when this returns. False when there is no such request."""
@@ -159,10 +176,6 @@ class Engine:
         self._end(request, "abort", None)
         return True
 
-    def cancel_all(self) -> None:
-        for request_id in list(self._requests):
-            self.cancel(request_id)
-
     def has_work(self) -> bool:
         return bool(self._owner)
 
@@ -170,163 +183,214 @@ class Engine:
 
     def step(self) -> bool:
         """Runs one step; False when there was nothing to do."""
+        if not self._owner:
+            return False
         begin = time.perf_counter()
         plan = self.scheduler.plan(self.budget.rows(self._decoding()))
         if plan is None:
-            return False
-        logit_rows, entries, uses = self._logit_rows(plan)
-        batch = build_batch(plan, logit_rows)
-        sampling = build_rows(entries, self.executor.vocab_size)
-        before = time.perf_counter()
+            raise RuntimeError(f"{len(self._owner)} sequences wait and none can run")
+        errors: dict[int, Exception] = {}  # by chunk
+        wanted = self._logit_rows(plan, errors)
         try:
+            sampling = wanted.sampling(self.executor.vocab_size, errors)
+            batch = build_batch(plan, wanted.rows)
+            before = time.perf_counter()
             result = self.executor.step(batch, sampling)
-        except Exception as error:  # the executor checks its input: this is a bug or a lost resource, not one request's fault
-            log.exception("a step failed; its %d requests are ended", len(plan.sequences))
-            self._fail_step(plan, error)
+            after = time.perf_counter()
+        except Exception as error:  # it checks its input: a bug or a lost resource, no single request's fault
+            log.exception("a step failed; its requests are ended")
+            self._fail(plan, dict.fromkeys(range(len(plan.sequences)), error) | errors)
             return True
-        after = time.perf_counter()
-        self.budget.observe(len(batch.token_ids), after - before)
-        self._fold(plan, result, uses, batch.sequence_rows.tolist())
+        self.budget.observe(plan.rows, after - before)
+        self._find_bad_rows(plan, result, wanted, batch.sequence_rows.tolist(), errors)
+        self._fail(plan, errors)
+        self._fold(plan, result, wanted)
         self._steps += 1
-        self._executor_seconds.append(after - before)
-        self._step_seconds.append(time.perf_counter() - begin)
+        self._times.observe(time.perf_counter() - begin, after - before)
         return True
 
     def _decoding(self) -> bool:
         """Whether a stream is under way that a large step would stall."""
         return any(sequence.num_computed >= sequence.prefill_end for sequence in self.scheduler.running)
 
-    def _logit_rows(self, plan: StepPlan) -> tuple[list[int], list[RowEntry], list[tuple[int, int]]]:
-        """Rows whose logits are wanted, how to sample each, and its use: (chunk index, prompt position or -1)."""
-        rows: list[int] = []
-        entries: list[RowEntry] = []
-        uses: list[tuple[int, int]] = []
-        row = 0
-        for i, chunk in enumerate(plan.sequences):
+    def _logit_rows(self, plan: StepPlan, errors: dict[int, Exception]) -> LogitRows:
+        wanted = LogitRows()
+        first_row = 0
+        for index, chunk in enumerate(plan.sequences):
             request, generation = self._owner[chunk.sequence.id]
             if request.first_scheduled is None:
                 request.first_scheduled = time.monotonic()
-            if generation.index == 0 and request.prompt_logprobs is not None:
-                for position in request.wanted_prompt_rows(chunk.start, chunk.count):
-                    rows.append(row + position - chunk.start)
-                    entries.append(generation.sampler.prompt_row(request.prompt_token_ids[position + 1]))
-                    uses.append((i, position + 1))
-            if chunk.samples:
-                rows.append(row + chunk.count - 1)
-                entries.append(generation.sampler.row(chunk.start + chunk.count))
-                uses.append((i, -1))
-            row += chunk.count
-        return rows, entries, uses
+            try:
+                if generation is request.scorer:
+                    wanted.extend(self._scoring_rows(request, generation, index, chunk, first_row))
+                if chunk.samples:
+                    entry = generation.sampler.row(chunk.start + chunk.count)
+                    wanted.rows.append(first_row + chunk.count - 1)
+                    wanted.entries.append(entry)
+                    wanted.uses.append((index, DRAW))
+            except Exception as error:
+                errors[index] = error
+            first_row += chunk.count
+        if errors:
+            wanted.drop(errors)
+        return wanted
 
-    def _fold(self, plan: StepPlan, result: StepResult, uses: list[tuple[int, int]], row_of: list[int]) -> None:
-        finite = result.finite
+    @staticmethod
+    def _scoring_rows(
+        request: Request, generation: Generation, index: int, chunk: ScheduledChunk, first_row: int
+    ) -> list[tuple[int, Any, tuple[int, int]]]:
+        return [
+            (
+                first_row + position - chunk.start,
+                generation.sampler.prompt_row(request.prompt_token_ids[position + 1]),
+                (index, position + 1),
+            )
+            for position in request.wanted_prompt_rows(chunk.start, chunk.count)
+        ]
+
+    def _find_bad_rows(
+        self,
+        plan: StepPlan,
+        result: StepResult,
+        wanted: LogitRows,
+        row_offsets: list[int],
+        errors: dict[int, Exception],
+    ) -> None:
+        """Adds the chunks whose numbers went wrong."""
         bad: set[int] = set()
-        if not finite.all():
-            bad.update(i for i in range(len(plan.sequences)) if not finite[row_of[i] : row_of[i + 1]].all())
-        ok = result.ok.tolist()
-        bad.update(i for (i, _), row_ok in zip(uses, ok) if not row_ok)
-        self.scheduler.commit(plan, [plan.sequences[i].sequence for i in bad])
+        if not result.finite.all():
+            finite = [result.finite[row_offsets[i] : row_offsets[i + 1]] for i in range(len(plan.sequences))]
+            bad.update(i for i, rows in enumerate(finite) if not rows.all())
+        if not result.ok.all():
+            bad.update(chunk for (chunk, _), ok in zip(wanted.uses, result.ok.tolist()) if not ok)
         for i in bad:
+            message = "the model produced a NaN or an infinity, or no token was left to draw from"
+            errors.setdefault(i, RequestFailedError(message))
+
+    def _fail(self, plan: StepPlan, errors: dict[int, Exception]) -> None:
+        """Counts the step's progress, except for the chunks in `errors`, whose requests are ended."""
+        self.scheduler.commit(plan, [plan.sequences[i].sequence for i in errors])
+        for i, error in errors.items():
             owner = self._owner.get(plan.sequences[i].sequence.id)
             if owner is not None:
-                error = RequestFailedError("the model produced a NaN or an infinity, or no token was left to draw from")
                 self._end(owner[0], "error", error)
 
+    def _fold(self, plan: StepPlan, result: StepResult, wanted: LogitRows) -> None:
         ids, logprobs = result.ids.tolist(), result.logprobs.tolist()
         now = time.monotonic()
-        for r, (i, prompt_position) in enumerate(uses):
-            owner = self._owner.get(plan.sequences[i].sequence.id)
-            if owner is None:  # ended above, together with another output of the same request
+        for row, (index, use) in enumerate(wanted.uses):
+            owner = self._owner.get(plan.sequences[index].sequence.id)
+            if owner is None:  # ended above, perhaps for another output of the same request
                 continue
             request, generation = owner
+            token_id, logprob = ids[row], logprobs[row]
             try:
-                if prompt_position >= 0:
-                    assert request.prompt_logprobs is not None
-                    wanted = request.resolved.prompt_logprobs or 0
-                    request.prompt_logprobs[prompt_position] = self._logprobs(result, r, ids[r], logprobs[r], wanted)
-                    if prompt_position == len(request.prompt_token_ids) - 1:
-                        generation.sequence.cache_limit = None  # all there: a preemption need not compute them again
+                if use != DRAW:
+                    k = request.resolved.prompt_logprobs or 0
+                    request.score(use, self._logprobs(result, row, token_id, logprob, k))
                     continue
                 if request.first_token is None:
                     request.first_token = now
-                drawn = Drawn(ids[r])
+                drawn = Drawn(token_id)
                 if request.resolved.logprobs is not None:
-                    drawn = Drawn(ids[r], logprobs[r], self._logprobs(result, r, ids[r], logprobs[r], request.resolved.logprobs))
+                    k = request.resolved.logprobs
+                    drawn = Drawn(token_id, logprob, self._logprobs(result, row, token_id, logprob, k))
                 self._accept(request, generation, drawn)
             except Exception as error:
                 log.exception("request %s failed", request.request_id)
-                self._end(request, "error", _as_octavo(error))
+                self._end(request, "error", error)
 
     def _accept(self, request: Request, generation: Generation, drawn: Drawn) -> None:
         generation.sequence.append(drawn.token_id)
         text = generation.accept(drawn)
-        request.emit(generation, text, drawn)
-        if generation.finished:
-            self.scheduler.finish(generation.sequence)
+        if generation.finished:  # blocks first: what follows may fail
             del self._owner[generation.sequence.id]
-            if request.finished:
-                self._complete(request)
+            self.scheduler.finish(generation.sequence)
+        request.emit(generation, text, drawn)
+        if request.finished:
+            self._complete(request)
 
-    def _logprobs(self, result: StepResult, row: int, token_id: int, logprob: float, wanted: int) -> Logprobs:
-        """The chosen token and the `wanted` most likely, best first."""
+    def _logprobs(self, result: StepResult, row: int, token_id: int, logprob: float, k: int) -> Logprobs:
+        """The token itself, then the k most likely, best first."""
         found = {token_id: Logprob(logprob, int(result.ranks[row]), self.tokenizer.token_text(token_id))}
-        for rank, (other, value) in enumerate(zip(result.top_ids[row, :wanted].tolist(), result.top_logprobs[row, :wanted].tolist()), 1):
+        top = zip(result.top_ids[row, :k].tolist(), result.top_logprobs[row, :k].tolist())
+        for rank, (other, value) in enumerate(top, 1):
             if other != token_id:
                 found[other] = Logprob(value, rank, self.tokenizer.token_text(other))
         return found
 
     # Requests out
 
-    def _end(self, request: Request, reason: str, error: OctavoError | None) -> None:
+    def _end(self, request: Request, reason: str, error: Exception | None) -> None:
+        """Ends what still runs of a request. What it has computed stays in the cache unless it failed."""
         for generation in request.generations:
-            if not generation.finished:
+            if self._owner.pop(generation.sequence.id, None) is not None:
                 generation.finish_reason = reason
-                if error is None:
-                    self.scheduler.cancel(generation.sequence)
-                else:
-                    self.scheduler.finish(generation.sequence, cache=False)
-                self._owner.pop(generation.sequence.id, None)
-        request.error = error
+                self.scheduler.finish(generation.sequence, cache=error is None)
+        request.error = None if error is None else _as_octavo(error)
         self._complete(request)
 
     def _complete(self, request: Request) -> None:
-        self._requests.pop(request.request_id, None)
-        request.complete()
+        if self._requests.pop(request.request_id, None) is not None:
+            request.complete()
 
-    def _fail_step(self, plan: StepPlan, error: Exception) -> None:
-        self.scheduler.commit(plan, [chunk.sequence for chunk in plan.sequences])
-        for chunk in plan.sequences:
-            owner = self._owner.get(chunk.sequence.id)
-            if owner is not None:
-                self._end(owner[0], "error", _as_octavo(error))
+    def close(self, error: EngineClosedError) -> None:
+        """The end: whoever waits gets the error. Relies on nothing but the list of requests: all else may be broken."""
+        requests = list(self._requests.values())
+        self._requests.clear()
+        self._owner.clear()
+        for request in requests:
+            for generation in request.generations:
+                generation.finish_reason = generation.finish_reason or "abort"
+            request.error = error
+            request.complete()
+        self.executor.close()
+
+    # Numbers
 
     def flush_cache(self) -> int:
         """Drops every cached block that no running request uses; returns how many."""
-        return self.tree.flush()
+        return self.scheduler.flush()
 
     def stats(self) -> dict[str, Any]:
-        """Counters and gauges; times in seconds, over the last 1,024 steps."""
+        """Numbers now, and totals since the start. A block holds 16 tokens.
+
+        blocks_free + blocks_cached + blocks_used = blocks_total: never used or given up; kept for later prompts, and
+        evictable; in use by a running sequence. waste_percent: share of the used blocks that holds no token of its own.
+        requests, running, waiting: requests in all, and sequences (n a request) that run or queue.
+        prefix_hit_tokens: prompt tokens that the cache spared new sequences, copied_tokens of them by copying within a
+        block; recompute_hit_tokens: the same for sequences that come back from a preemption. computed_tokens: tokens
+        the model computed. preemptions, evictions, shared_blocks, prefix_waits, aged: see SchedulerStats.
+        steps: steps run. step_seconds, executor_seconds, overhead_seconds (their difference): mean, p50, p99 and last
+        of the last 1,024 steps. token_budget: rows the next step may have.
+        """
         return {
             **asdict(self.scheduler.stats()),
             "requests": len(self._requests),
             "steps": self._steps,
-            "step_seconds": _summary(self._step_seconds),
-            "executor_seconds": _summary(self._executor_seconds),
+            **self._times.summary(),
             "token_budget": self.budget.rows(self._decoding()),
         }
 
 
+def _checked_ids(name: str, ids: list[Any], width: int) -> list[int]:
+    """Plain integers; NumPy's are welcome, booleans are not."""
+    allowed = f"token ids from 0 to {width - 1}"
+    checked = []
+    for token_id in ids:
+        try:
+            number = -1 if isinstance(token_id, bool) else operator.index(token_id)
+        except TypeError:
+            number = -1
+        if not 0 <= number < width:
+            raise InvalidParameterError(name, token_id, allowed)
+        checked.append(number)
+    return checked
+
+
 def _as_octavo(error: Exception) -> OctavoError:
-    return error if isinstance(error, OctavoError) else RequestFailedError(f"{type(error).__name__} while the request ran")
-
-
-def _summary(seconds: deque[float]) -> dict[str, float]:
-    if not seconds:
-        return {"mean": 0.0, "p50": 0.0, "p99": 0.0, "last": 0.0}
-    ordered = sorted(seconds)
-    return {
-        "mean": sum(ordered) / len(ordered),
-        "p50": ordered[len(ordered) // 2],
-        "p99": ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)],
-        "last": seconds[-1],
-    }
+    if isinstance(error, OctavoError):
+        return error
+    failed = RequestFailedError(f"{type(error).__name__} while the request ran")
+    failed.__cause__ = error
+    return failed

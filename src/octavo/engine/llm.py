@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import logging
-import os
 import weakref
 from collections.abc import Generator, Mapping, Sequence
 from itertools import count
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Literal
 
 from octavo.engine.core import Engine, EngineConfig
 from octavo.engine.loader import LoadedModel, load_model
 from octavo.engine.loop import EngineLoop
 from octavo.engine.memory import plan_memory
 from octavo.engine.progress import Progress
+from octavo.engine.prompts import Message, Prompt, is_conversation, listed_conversations, listed_prompts, read_prompt
 from octavo.engine.request import Request
-from octavo.errors import EngineClosedError, InvalidParameterError, OctavoError
+from octavo.errors import InvalidParameterError, OctavoError
 from octavo.limits import MAX_BATCH_SEQUENCES
 from octavo.outputs import RequestOutput, TextDelta
 from octavo.params import SamplingParams
-
-if TYPE_CHECKING:
-    from octavo.executor.native import NativeExecutor
+from octavo.tokenizer import Tokenizer
 
 log = logging.getLogger("octavo")
 
-Message = Mapping[str, Any]
-Prompt = Union[str, Sequence[int], Mapping[str, Any]]
-Update = tuple[int, Union[TextDelta, RequestOutput]]
+Update = tuple[int, TextDelta | RequestOutput]  # index of the prompt in its call
 
 
 class LLM:
@@ -42,6 +38,9 @@ class LLM:
     threads: default min(physical cores, cgroup quota). kernels: "auto", "avx2", "scalar".
     policy: "fcfs", "priority" (lower first) or "lpm" (longest cached prefix first).
     inter_token_target: seconds between two tokens of a running stream that other prompts' prefill may cause.
+
+    Every method but close and info raises EngineClosedError once the LLM is closed, in a process forked from the
+    LLM's, and after an internal error that ended the engine; so do calls that are waiting at that moment.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class LLM:
         *,
         revision: str | None = None,
         weights: str = "auto",
-        kv_dtype: str = "f16",
+        kv_dtype: Literal["f16", "f32"] = "f16",
         kv_memory: int | str | None = None,
         max_model_len: int | None = None,
         threads: int | None = None,
@@ -63,18 +62,20 @@ class LLM:
     ) -> None:
         from octavo.executor.native import NativeExecutor, kv_block_bytes
 
-        self._loop: EngineLoop | None = None
+        if kv_dtype not in ("f16", "f32"):
+            raise InvalidParameterError("kv_dtype", kv_dtype, "f16 or f32")
         self._model: LoadedModel = load_model(model, revision=revision)
-        program = self._model.program
+        checkpoint, program = self._model.checkpoint, self._model.program
         self._memory = plan_memory(
             kv_block_bytes(program, kv_dtype),
-            self._model.checkpoint.config.context,
+            checkpoint.config.context,
+            weight_bytes=sum(tensor.data.nbytes for tensor in checkpoint.tensors.values()),
             kv_memory=kv_memory,
             max_model_len=max_model_len,
         )
         self._executor = NativeExecutor(
             program,
-            self._model.checkpoint.tensors,
+            checkpoint.tensors,
             num_blocks=self._memory.num_blocks,
             weights=weights,
             kv_dtype=kv_dtype,
@@ -82,6 +83,7 @@ class LLM:
             kernels=kernels,
             fusion=fusion,
         )
+        checkpoint.release_pages()  # all weights are packed: their file need not stay in memory
         config = EngineConfig(
             max_model_len=self._memory.max_model_len,
             max_num_seqs=max_num_seqs,
@@ -91,20 +93,26 @@ class LLM:
             chunk_size=chunk_size,
         )
         self._engine = Engine(self._executor, self._model.tokenizer, self._model.eos_token_ids, config)
-        self._loop = EngineLoop(self._engine)
-        # Runs when the LLM is collected and at interpreter exit; the loop's thread knows nothing of the LLM.
-        self._shutdown = weakref.finalize(self, _shut_down, self._loop, self._executor)
         self._ids = count()
-        self._pid = os.getpid()
+        # The loop's thread knows nothing of the LLM, so that an LLM nobody holds is collected, and its engine with it.
+        self._loop = EngineLoop(self._engine)
+        weakref.finalize(self, self._loop.stop)
         log.info("%s", self._memory.describe())
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         return self._model.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `sampling_params=None` means: our defaults with the model's own recommendations over them."""
-        return SamplingParams(**self._model.checkpoint.generation_defaults)
+        chosen: dict[str, Any] = {}
+        for name, value in self._model.checkpoint.generation_defaults.items():
+            try:
+                SamplingParams(**{name: value})  # type: ignore[arg-type]
+                chosen[name] = value
+            except InvalidParameterError as error:
+                log.warning("the model recommends a sampling value out of range: %s", error)
+        return SamplingParams(**chosen)
 
     def generate(
         self,
@@ -118,12 +126,15 @@ class LLM:
         Returns one RequestOutput a prompt, in order. In a list of prompts an error of one is in its `error`; a single
         prompt raises it. Ctrl-C ends all requests of this call, frees their memory and raises KeyboardInterrupt.
         """
-        single = _is_single(prompts)
-        many: list[Any] = [prompts] if single else list(prompts)  # type: ignore[arg-type]
-        outputs = self._run([_prompt_of(prompt) for prompt in many], sampling_params, use_tqdm)
-        if single and outputs[0].error is not None:
-            raise outputs[0].error
-        return outputs
+        self._loop.check()
+        listed, single = listed_prompts(prompts)
+        encoded: list[_Encoded | OctavoError] = []
+        for prompt in listed:
+            try:
+                encoded.append(self._encode(prompt))
+            except OctavoError as error:
+                encoded.append(error)
+        return self._run(encoded, single, sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -134,48 +145,35 @@ class LLM:
         add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
         """Answers one conversation or a list of them, by the model's chat template; see generate."""
-        single = bool(messages) and isinstance(messages[0], Mapping)
-        conversations: list[Any] = [messages] if single else list(messages)
-        prompts: list[Any] = []
-        for conversation in conversations:
+        self._loop.check()
+        listed, single = listed_conversations(messages)
+        encoded: list[_Encoded | OctavoError] = []
+        for conversation in listed:
             try:
-                prompts.append((None, self.tokenizer.encode_chat(conversation, add_generation_prompt=add_generation_prompt)))
+                encoded.append(self._encode_chat(conversation, add_generation_prompt))
             except OctavoError as error:
-                prompts.append(error)
-        outputs = self._run(prompts, sampling_params, use_tqdm)
-        if single and outputs[0].error is not None:
-            raise outputs[0].error
-        return outputs
+                encoded.append(error)
+        return self._run(encoded, single, sampling_params, use_tqdm)
 
-    def stream(self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None) -> Generator[TextDelta, None, None]:
-        """Yields the text of one prompt or conversation as it is made; stop iterating to cancel the request."""
-        if isinstance(prompt, Sequence) and not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping):
-            text, ids = None, self.tokenizer.encode_chat(prompt)
-        else:
-            text, ids = self._encode(_prompt_of(prompt))
+    def stream(
+        self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Generator[TextDelta, None, None]:
+        """Yields the text of one prompt or conversation as it is made.
+
+        The request starts with the first delta that is asked for, and ends when the iterator is closed or forgotten.
+        """
+        self._loop.check()
+        encoded = self._encode_chat(prompt, True) if is_conversation(prompt) else self._encode(prompt)
         updates: SimpleQueue[Update] = SimpleQueue()
-        request = self._prepare(0, text, ids, sampling_params or self.get_default_sampling_params(), updates)
-        loop = self._usable()
-        loop.call(lambda engine: engine.add(request))
-        try:
-            while True:
-                update = updates.get()[1]
-                if isinstance(update, RequestOutput):
-                    if update.error is not None:
-                        raise update.error
-                    return
-                yield update
-        finally:
-            if not request.finished:
-                loop.call(lambda engine: engine.cancel(request.request_id))
+        return self._deltas(self._prepare(0, encoded, self._params_for(1, sampling_params)[0], updates), updates)
 
     def flush_cache(self) -> int:
         """Drops every cached prefix that no running request uses; returns the number of blocks freed."""
-        return self._usable().call(lambda engine: engine.flush_cache())
+        return self._loop.call(lambda engine: engine.flush_cache())
 
     def stats(self) -> dict[str, Any]:
         """Blocks free, cached and used, waste, prefix-hit tokens, preemptions, queue, step times; see Engine.stats."""
-        return self._usable().call(lambda engine: engine.stats())
+        return self._loop.call(lambda engine: engine.stats())
 
     def info(self) -> dict[str, Any]:
         """What runs here: CPU, kernels, model facts, memory plan."""
@@ -206,46 +204,69 @@ class LLM:
         }
 
     def close(self) -> None:
-        """Ends running requests as aborted and frees weights and KV memory. More than once is fine."""
-        self._loop = None
-        self._shutdown()
+        """Ends running requests, whose callers get EngineClosedError, and frees weights and KV memory.
+
+        More than once is fine.
+        """
+        self._loop.close()
 
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # How a call runs
 
+    def _encode(self, prompt: Any) -> _Encoded:
+        text, ids = read_prompt(prompt)
+        return text, ids if text is None else self.tokenizer.encode(text)
+
+    def _encode_chat(self, conversation: Any, add_generation_prompt: bool) -> _Encoded:
+        text = self.tokenizer.apply_chat_template(conversation, add_generation_prompt=add_generation_prompt)
+        return text, self.tokenizer.encode(text, add_special_tokens=False)  # the template wrote them
+
+    def _params_for(self, prompts: int, given: Any) -> list[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, SamplingParams):
+            return [given] * prompts
+        if not isinstance(given, (list, tuple)) or not all(isinstance(item, SamplingParams) for item in given):
+            raise InvalidParameterError("sampling_params", given, "SamplingParams, or a list of them")
+        if len(given) != prompts:
+            allowed = f"one for all prompts, or one for each of the {prompts}"
+            raise InvalidParameterError("sampling_params", f"a list of {len(given)}", allowed)
+        return list(given)
+
+    def _prepare(self, i: int, encoded: _Encoded, params: SamplingParams, updates: SimpleQueue[Update]) -> Request:
+        text, ids = encoded
+        name = f"req-{next(self._ids)}"
+        return self._engine.prepare(name, ids, params, lambda update: updates.put((i, update)), prompt=text)
+
     def _run(
-        self, prompts: list[Any], sampling_params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
+        self, encoded: list[_Encoded | OctavoError], single: bool, sampling_params: Any, use_tqdm: bool
     ) -> list[RequestOutput]:
-        loop = self._usable()
-        params = self._params_for(len(prompts), sampling_params)
-        outputs: dict[int, RequestOutput] = {}
+        params = self._params_for(len(encoded), sampling_params)
         updates: SimpleQueue[Update] = SimpleQueue()
+        outputs: dict[int, RequestOutput] = {}
         requests: dict[int, Request] = {}
-        for i, prompt in enumerate(prompts):
+        for i, prompt in enumerate(encoded):
             try:
                 if isinstance(prompt, OctavoError):
                     raise prompt
-                text, ids = self._encode(prompt)
-                requests[i] = self._prepare(i, text, ids, params[i], updates)
+                requests[i] = self._prepare(i, prompt, params[i], updates)
             except OctavoError as error:
-                outputs[i] = self._refused(prompt, error)
-
-        def admit(engine: Engine) -> None:
-            for i, request in requests.items():
-                try:
-                    engine.add(request)
-                except OctavoError as error:
-                    outputs[i] = self._refused((request.prompt, request.prompt_token_ids), error)
-
+                if single:
+                    raise
+                outputs[i] = _refused(f"req-{next(self._ids)}", prompt, error)
         try:
-            loop.call(admit)
-            with Progress(len(prompts), enabled=use_tqdm) as progress:
-                while len(outputs) < len(prompts):
+            if requests:
+                self._loop.call(lambda engine: _admit(engine, requests, updates))
+            with Progress(len(encoded), enabled=use_tqdm) as progress:
+                progress.finished(len(outputs))
+                while len(outputs) < len(encoded):
                     i, update = updates.get()
                     if isinstance(update, RequestOutput):
                         outputs[i] = update
@@ -253,63 +274,41 @@ class LLM:
                     else:
                         progress.token()
         except BaseException:
-            ids = [request.request_id for request in requests.values()]
-            if self._loop is not None:
-                loop.call(lambda engine: [engine.cancel(request_id) for request_id in ids])
+            self._loop.post(lambda engine: [engine.cancel(request.request_id) for request in requests.values()])
             raise
-        return [outputs[i] for i in range(len(prompts))]
+        if single and outputs[0].error is not None:
+            raise outputs[0].error
+        return [outputs[i] for i in range(len(encoded))]
 
-    def _prepare(self, i: int, text: str | None, ids: list[int], params: SamplingParams, updates: SimpleQueue[Update]) -> Request:
-        request_id = f"req-{next(self._ids)}"
-        return self._engine.prepare(request_id, ids, params, lambda update: updates.put((i, update)), prompt=text)
-
-    def _encode(self, prompt: tuple[str | None, list[int] | None]) -> tuple[str | None, list[int]]:
-        text, ids = prompt
-        return text, self.tokenizer.encode(text) if ids is None else ids
-
-    def _refused(self, prompt: Any, error: OctavoError) -> RequestOutput:
-        text, ids = prompt if isinstance(prompt, tuple) else (None, None)
-        return RequestOutput(
-            request_id=f"req-{next(self._ids)}", prompt=text, prompt_token_ids=ids or [], outputs=[], finished=True, error=error
-        )
-
-    def _params_for(self, prompts: int, given: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
-        if given is None:
-            given = self.get_default_sampling_params()
-        if isinstance(given, SamplingParams):
-            return [given] * prompts
-        if len(given) != prompts:
-            raise InvalidParameterError("sampling_params", len(given), f"one for all prompts, or one for each of the {prompts}")
-        return list(given)
-
-    def _usable(self) -> EngineLoop:
-        if self._loop is None:
-            raise EngineClosedError("the engine is closed")
-        if os.getpid() != self._pid:
-            raise EngineClosedError("an engine can't be used after fork(): make a new one in the child process")
-        return self._loop
+    def _deltas(self, request: Request, updates: SimpleQueue[Update]) -> Generator[TextDelta, None, None]:
+        try:
+            self._loop.call(lambda engine: engine.add(request))
+            while True:
+                self._loop.check_process()  # in a forked child nothing would ever come
+                _, update = updates.get()
+                if isinstance(update, RequestOutput):
+                    if update.error is not None:
+                        raise update.error
+                    return
+                yield update
+        finally:
+            # Not `call`: this may run in the garbage collector, on any thread.
+            self._loop.post(lambda engine: engine.cancel(request.request_id))
 
 
-def _shut_down(loop: EngineLoop, executor: NativeExecutor) -> None:
-    loop.close()
-    executor.close()
+_Encoded = tuple[str | None, list[Any]]  # text (None: ids were given) and token ids
 
 
-def _is_single(prompts: Any) -> bool:
-    if isinstance(prompts, (str, Mapping)):
-        return True
-    return isinstance(prompts, Sequence) and len(prompts) > 0 and all(isinstance(item, int) for item in prompts)
+def _admit(engine: Engine, requests: Mapping[int, Request], updates: SimpleQueue[Update]) -> None:
+    for i, request in requests.items():
+        try:
+            engine.add(request)
+        except OctavoError as error:
+            updates.put((i, request.refused(error)))
 
 
-def _prompt_of(prompt: Any) -> Any:
-    """(text, None) or (None, token ids), or the error that says why it is neither."""
-    if isinstance(prompt, Mapping):
-        if "prompt_token_ids" in prompt:
-            prompt = prompt["prompt_token_ids"]
-        elif "prompt" in prompt:
-            prompt = prompt["prompt"]
-    if isinstance(prompt, str):
-        return prompt, None
-    if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, Mapping)):
-        return None, list(prompt)
-    return InvalidParameterError("prompt", prompt, 'a text, a list of token ids, {"prompt": …} or {"prompt_token_ids": …}')
+def _refused(request_id: str, prompt: _Encoded | OctavoError, error: OctavoError) -> RequestOutput:
+    text, ids = (None, []) if isinstance(prompt, OctavoError) else prompt
+    return RequestOutput(
+        request_id=request_id, prompt=text, prompt_token_ids=ids, outputs=[], finished=True, error=error
+    )

@@ -31,4 +31,6 @@ def load_model(name: str, *, revision: str | None = None) -> LoadedModel:
     path = resolve_model(name, revision=revision)
     checkpoint = load_checkpoint(path)
     program = build_program(checkpoint.config)
-    return LoadedModel(name, path, checkpoint, program, Tokenizer.from_assets(checkpoint.tokenizer, checkpoint.config.vocab_size))
+    return LoadedModel(
+        name, path, checkpoint, program, Tokenizer.from_assets(checkpoint.tokenizer, checkpoint.config.vocab_size)
+    )

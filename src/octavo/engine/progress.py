@@ -33,7 +33,9 @@ class Progress:
             self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -44,6 +46,6 @@ class Progress:
             if elapsed > 0:
                 self._bar.update(self._task, rate=f"{self._tokens / elapsed:.0f} tokens/s")
 
-    def finished(self) -> None:
+    def finished(self, prompts: int = 1) -> None:
         if self._bar is not None:
-            self._bar.advance(self._task)
+            self._bar.advance(self._task, prompts)

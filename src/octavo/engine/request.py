@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence as SequenceOf
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from octavo.errors import OctavoError
+from octavo.errors import OctavoError, RequestFailedError
 from octavo.outputs import CompletionOutput, Logprob, RequestOutput, TextDelta, Timings
 from octavo.params import SamplingParams
 from octavo.sampling import ResolvedParams, SamplerState, StopChecker
 from octavo.scheduler.sequence import Sequence
 from octavo.tokenizer import IncrementalDetokenizer, Tokenizer
 
+log = logging.getLogger("octavo")
+
 Logprobs = dict[int, Logprob]
+Sink = Callable[[TextDelta | RequestOutput], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,9 @@ class Drawn:
 class Generation:
     """One of a request's n outputs."""
 
-    def __init__(self, sequence: Sequence, index: int, prompt_ids: list[int], resolved: ResolvedParams, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, sequence: Sequence, index: int, prompt_ids: list[int], resolved: ResolvedParams, tokenizer: Tokenizer
+    ) -> None:
         self.sequence = sequence
         self.index = index
         self.sampler = SamplerState(resolved, prompt_ids, index)
@@ -57,11 +63,30 @@ class Generation:
         delta = "" if self._stops.silences(token_id) else self._detokenizer.push(token_id)
         text, reason, stop = self._stops.push(token_id, delta)
         if reason is not None:
-            self.finish_reason, self.stop_reason = reason, stop
             if not isinstance(stop, str):  # behind a stop string nothing is shown
-                text += self._detokenizer.flush()
+                text, found = self._with_last_bytes(text)
+                if found is not None:
+                    reason, stop = "stop", found
+            self.finish_reason, self.stop_reason = reason, stop
         self._text.append(text)
         return text
+
+    def _with_last_bytes(self, text: str) -> tuple[str, str | None]:
+        """The end of the text with what the detokenizer held back, bytes that now become no character.
+
+        They too may complete a stop string, which then begins in `text`: it was held back for it.
+        """
+        whole = text + self._detokenizer.flush()
+        found: tuple[int, int, str] | None = None
+        for stop in self._resolved.stop:
+            start = whole.find(stop, max(0, len(text) - len(stop) + 1))
+            if start >= 0:
+                end = start + len(stop)
+                found = min(found or (end, start, stop), (end, start, stop))  # the first to end, the longest of those
+        if found is None:
+            return whole, None
+        end, start, stop = found
+        return whole[: end if self._resolved.include_stop_str_in_output else start], stop
 
     def output(self) -> CompletionOutput:
         return CompletionOutput(
@@ -85,7 +110,7 @@ class Request:
         prompt_token_ids: list[int],
         params: SamplingParams,
         resolved: ResolvedParams,
-        sink: Callable[[TextDelta | RequestOutput], None],
+        sink: Sink,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
@@ -93,6 +118,7 @@ class Request:
         self.params = params
         self.resolved = resolved
         self.generations: list[Generation] = []
+        self.scorer: Generation | None = None  # the generation whose prefill gives the prompt logprobs
         self.arrival = time.monotonic()
         self.first_scheduled: float | None = None
         self.first_token: float | None = None
@@ -117,6 +143,14 @@ class Request:
             first += 1
         return range(first, last)
 
+    def score(self, position: int, logprobs: Logprobs) -> None:
+        """The logprobs of the prompt token at `position`."""
+        assert self.prompt_logprobs is not None
+        assert self.scorer is not None
+        self.prompt_logprobs[position] = logprobs
+        if position == len(self.prompt_token_ids) - 1:
+            self.scorer.sequence.cache_limit = None  # all there: a preemption need not compute them again
+
     def emit(self, generation: Generation, text: str, drawn: Drawn) -> None:
         self._sink(
             TextDelta(
@@ -132,19 +166,39 @@ class Request:
 
     def complete(self) -> None:
         """Hands the final output over; call once, when nothing of the request runs any more."""
-        self._sink(self.output())
+        try:
+            output = self.output()
+        except Exception as error:  # an end must come, or its listener waits for ever
+            log.exception("request %s has no output", self.request_id)
+            output = self.refused(RequestFailedError(f"{type(error).__name__} while the output was made"))
+        try:
+            self._sink(output)
+        except Exception:  # the listener is broken, the engine is not
+            log.exception("the end of request %s could not be delivered", self.request_id)
+
+    def refused(self, error: OctavoError) -> RequestOutput:
+        """What stands for a request that gave nothing but an error."""
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[],
+            finished=True,
+            error=error,
+        )
 
     def output(self) -> RequestOutput:
-        finished = self.finished
+        cached = self.generations[0].sequence.num_cached if self.generations else 0
+        ended = time.monotonic() if self.finished else None
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
             prompt_logprobs=None if self.prompt_logprobs is None else list(self.prompt_logprobs),
             outputs=[generation.output() for generation in self.generations],
-            finished=finished,
+            finished=self.finished,
             seed=self.resolved.seed,
-            num_cached_tokens=self.generations[0].sequence.num_cached if self.generations else 0,
-            timings=Timings(self.arrival, self.first_scheduled, self.first_token, time.monotonic() if finished else None),
+            num_cached_tokens=min(cached, len(self.prompt_token_ids)),
+            timings=Timings(self.arrival, self.first_scheduled, self.first_token, ended),
             error=self.error,
         )

@@ -129,7 +129,9 @@ class _Lowering:
             siblings = [
                 user
                 for user in self.consumers[op.inputs[0]]
-                if user.kind == "linear" and user.output not in self.done and self._is_quantised(user) == self._is_quantised(op)
+                if user.kind == "linear"
+                and user.output not in self.done
+                and self._is_quantised(user) == self._is_quantised(op)
             ]
         self._emit_linear(siblings, "store")
         self.done.update(user.output for user in siblings)
@@ -139,7 +141,9 @@ class _Lowering:
             gate, up = (self.producer[value] for value in op.inputs)
             weight = Packed((gate.weights[0], up.weights[0]), interleave=True)
             source = self._source(gate)
-            self._emit("linear", (source,), (op.output,), epilogue="silu_mul", parts=[(weight, None, op.output)], residual=None)
+            self._emit(
+                "linear", (source,), (op.output,), epilogue="silu_mul", parts=[(weight, None, op.output)], residual=None
+            )
         else:
             self._emit("silu_mul", op.inputs, (op.output,), in_place=op.inputs)
 
@@ -153,7 +157,9 @@ class _Lowering:
     def _rope(self, op: Op) -> None:
         self._rotate_in_place(op)
         target = (self._at(op.output), op.attrs["heads"])
-        self._emit("rope", (op.inputs[0],), (), targets=[target], head_dim=op.attrs["head_dim"], rope=self._rope_index(op))
+        self._emit(
+            "rope", (op.inputs[0],), (), targets=[target], head_dim=op.attrs["head_dim"], rope=self._rope_index(op)
+        )
 
     def _attention(self, op: Op) -> None:
         q, k, v = op.inputs
@@ -177,7 +183,9 @@ class _Lowering:
         self._emit("select", op.inputs, (op.output,))
 
     # Helpers of the above.
-    def _emit_linear(self, ops: list[Op], epilogue: str, residual: int | None = None, output: int | None = None) -> None:
+    def _emit_linear(
+        self, ops: list[Op], epilogue: str, residual: int | None = None, output: int | None = None
+    ) -> None:
         source = self._source(ops[0])
         parts = []
         for op in ops:
@@ -223,7 +231,9 @@ class _Lowering:
             value = self.alias[value]
         return value
 
-    def _emit(self, kind: str, reads: tuple[int, ...], writes: tuple[int, ...], in_place: tuple[int, ...] = (), **args: Any) -> None:
+    def _emit(
+        self, kind: str, reads: tuple[int, ...], writes: tuple[int, ...], in_place: tuple[int, ...] = (), **args: Any
+    ) -> None:
         reads, in_place = tuple(map(self._at, reads)), tuple(map(self._at, in_place))
         self.out.append(Instruction(kind, reads, writes, in_place, args))
 

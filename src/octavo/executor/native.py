@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -20,13 +20,15 @@ from octavo.weights.dequantise import dequantise
 from octavo.weights.precision import kernel_formats
 from octavo.weights.tensor import Tensor
 
-KVDtype = Literal["f16", "f32"]
+_ELEMENT_BYTES = {"f16": 2, "f32": 4}
 ARITHMETIC = "octavo-cpu-1"
 
 
-def kv_block_bytes(program: Program, kv_dtype: KVDtype) -> int:
+def kv_block_bytes(program: Program, kv_dtype: str) -> int:
     """Bytes of one block of 16 tokens: keys and values of every layer."""
-    element = {"f16": 2, "f32": 4}[kv_dtype]
+    if kv_dtype not in _ELEMENT_BYTES:
+        raise InvalidParameterError("kv_dtype", kv_dtype, "f16 or f32")
+    element = _ELEMENT_BYTES[kv_dtype]
     return program.layers * program.kv_heads * 2 * program.head_dim * BLOCK_TOKENS * element
 
 
@@ -43,14 +45,13 @@ class NativeExecutor:
         *,
         num_blocks: int,
         weights: str = "auto",
-        kv_dtype: KVDtype = "f16",
+        kv_dtype: str = "f16",
         max_rows: int = 512,
         threads: int | None = None,
         kernels: str = "auto",
         fusion: bool = True,
     ) -> None:
-        if kv_dtype not in ("f16", "f32"):
-            raise InvalidParameterError("kv_dtype", kv_dtype, "f16 or f32")
+        kv_block_bytes(program, kv_dtype)
         if not 1 <= max_rows <= MAX_STEP_ROWS:
             raise InvalidParameterError("max_rows", max_rows, f"1 to {MAX_STEP_ROWS}")
         if kernels != "auto" and kernels not in _native.kernel_names():

@@ -25,6 +25,7 @@ from octavo.weights.defaults import (
 from octavo.weights.gguf import ENCODINGS, read_gguf
 from octavo.weights.gguf_config import parse_gguf_config
 from octavo.weights.hf_config import parse_hf_config
+from octavo.weights.mapped import release_pages
 from octavo.weights.names import (
     EMBEDDING,
     HEAD,
@@ -62,6 +63,10 @@ class Checkpoint:
     @property
     def chat_template(self) -> str | None:
         return self.tokenizer.chat_template
+
+    def release_pages(self) -> None:
+        """Gives back the memory that the weights' mapped files take; call once the weights are packed."""
+        release_pages(tensor.data for tensor in self.tensors.values())
 
     @cached_property
     def digest(self) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +38,19 @@ def map_file(path: Path, smallest: int) -> mmap.mmap:
 def byte_view(mapped: mmap.mmap) -> npt.NDArray[np.uint8]:
     """All bytes of the file, read-only; the view keeps the mapping alive."""
     return np.frombuffer(mapped, dtype=np.uint8)
+
+
+def release_pages(views: Iterable[npt.NDArray[np.uint8]]) -> None:
+    """Gives the memory back that mapped files take under these views; what is read again comes from the file again."""
+    files = {id(file): file for view in views if (file := _mapped_file(view)) is not None}
+    for file in files.values():
+        file.madvise(mmap.MADV_DONTNEED)
+
+
+def _mapped_file(view: Any) -> mmap.mmap | None:
+    while view is not None and not isinstance(view, mmap.mmap):
+        view = view.obj if isinstance(view, memoryview) else getattr(view, "base", None)
+    return view
 
 
 def check_no_overlap(path: Path, spans: list[tuple[int, int, str]]) -> None:

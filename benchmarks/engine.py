@@ -1,0 +1,148 @@
+"""What the engine itself costs, on smollm2: start-up, sampling, Python, KV waste. `python -m benchmarks.engine`.
+
+Variants are measured in turn in one loop, so that a machine that slows down slows all of them; figures are medians.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from octavo.engine.llm import LLM
+from octavo.executor.interface import Batch
+from octavo.params import SamplingParams
+from octavo.sampling import RowEntry, SamplerState, build_rows, resolve
+
+BATCH, CONTEXT, ROUNDS = 32, 128, 40
+
+SAMPLING = {
+    "greedy": SamplingParams(temperature=0.0),
+    "temperature": SamplingParams(temperature=0.8, seed=1),
+    "temperature + top_p": SamplingParams(temperature=0.8, top_p=0.95, seed=1),
+    "temperature + top_k 50 + top_p": SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=1),
+    "… + top_p + penalties": SamplingParams(
+        temperature=0.8, top_p=0.95, seed=1, repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.2
+    ),
+    "… + top_k 50 + top_p + penalties": SamplingParams(
+        temperature=0.8,
+        top_k=50,
+        top_p=0.95,
+        seed=1,
+        repetition_penalty=1.1,
+        frequency_penalty=0.2,
+        presence_penalty=0.2,
+    ),
+    "greedy + 5 logprobs": SamplingParams(temperature=0.0, logprobs=5),
+}
+
+
+def main() -> None:
+    print(f"start: model ready after {_ready_seconds():.2f} s of a new process (median of 5, warm file cache)")
+    with LLM("smollm2") as llm:
+        print(f"  {llm.info()['kernels']} kernels, {llm.info()['threads']} threads")
+        _sampling(llm)
+        _python(llm)
+    print(f"peak RSS {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
+
+
+def _ready_seconds() -> float:
+    code = "from octavo import LLM; LLM('smollm2', kv_memory='1GiB')"
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds)
+
+
+def _sampling(llm: LLM) -> None:
+    """The sampler's share of a decode step of 32 sequences at 128 tokens of context, real logits."""
+    executor: Any = llm._executor
+    text = "The history of the printing press is the history of cheaper books, and of readers who wanted them. " * 8
+    ids = llm.tokenizer.encode(text)[:CONTEXT]
+    per_sequence = CONTEXT // 16 + 1
+    for s in range(BATCH):
+        executor.step(_batch([ids], 0, s * per_sequence, per_sequence), _rows(llm, SAMPLING["greedy"], ids, 1))
+    batch = _batch([[i] for i in ids[:BATCH]], CONTEXT, 0, per_sequence)
+    rows = {name: _rows(llm, params, ids, BATCH) for name, params in SAMPLING.items()}
+    seconds = _in_turn({name: lambda r=r: executor.step(batch, r) for name, r in rows.items()})
+    arg_max = _arg_max_seconds(llm, executor.threads)
+    step = seconds["greedy"] - arg_max
+    print(f"decode step of {BATCH} sequences, context {CONTEXT}, without sampling: {step * 1e3:.1f} ms")
+    for name, value in seconds.items():
+        print(f"  sampling, {name}: {(value - step) * 1e3:.2f} ms, {(value - step) / step:.1%} of the step")
+
+
+def _arg_max_seconds(llm: LLM, threads: int) -> float:
+    from octavo import _native
+
+    logits = np.random.default_rng(0).normal(size=(BATCH, llm._executor.vocab_size)).astype(np.float32)
+    rows = _rows(llm, SAMPLING["greedy"], [1, 2, 3], BATCH)
+    return _in_turn({"arg-max": lambda: _native.sample(logits, rows, "auto")})["arg-max"] / threads
+
+
+def _rows(llm: LLM, params: SamplingParams, ids: Sequence[int], count: int) -> Any:
+    resolved = resolve(
+        params,
+        prompt_len=len(ids),
+        vocab_size=llm._executor.vocab_size,
+        context_len=8192,
+        eos_ids=frozenset(),
+        encode=list,
+    )
+    entries: list[RowEntry] = []
+    for n in range(count):
+        state = SamplerState(resolved, ids, n)
+        for token in ids:
+            state.append(token)
+        entries.append(state.row(2 * len(ids)))
+    return build_rows(entries, llm._executor.vocab_size)
+
+
+def _batch(tokens: Sequence[Sequence[int]], start: int, first_block: int, per_sequence: int) -> Batch:
+    count = len(tokens[0])
+    blocks = np.arange(first_block, first_block + per_sequence * len(tokens), dtype=np.int32)
+    zero = [(b, -1, 0) for b in blocks.tolist()] if start == 0 else []
+    return Batch(
+        token_ids=np.array(tokens, dtype=np.int32).reshape(-1),
+        positions=np.tile(np.arange(start, start + count, dtype=np.int64), len(tokens)),
+        sequence_rows=np.arange(len(tokens) + 1, dtype=np.int32) * count,
+        block_tables=blocks,
+        block_offsets=np.arange(len(tokens) + 1, dtype=np.int32) * per_sequence,
+        logit_rows=np.arange(1, len(tokens) + 1, dtype=np.int32) * count - 1,
+        block_ops=np.array(zero, dtype=np.int32).reshape(-1, 3),
+    )
+
+
+def _in_turn(variants: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(ROUNDS):
+        for name, run in variants.items():
+            begin = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def _python(llm: LLM) -> None:
+    """What a step costs outside the executor: scheduling, arrays, folding tokens in."""
+    for size in (1, BATCH):
+        prompts = [[(7 * i + j) % 40_000 + 100 for j in range(64)] for i in range(size)]
+        llm.generate(
+            prompts, SamplingParams(max_tokens=96, ignore_eos=True, temperature=0.8, top_p=0.95, seed=1), use_tqdm=False
+        )
+        stats = llm.stats()
+        step, executor = stats["step_seconds"]["p50"], stats["executor_seconds"]["p50"]
+        outside, share = step - executor, 1 - executor / step
+        print(f"batch {size}: step {step * 1e3:.2f} ms, outside the executor {outside * 1e3:.2f} ms ({share:.1%})")
+
+
+if __name__ == "__main__":
+    main()
