@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -q
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 SOURCES := pyproject.toml README.md LICENSE CMakeLists.txt native/CMakeLists.txt \
-  $(shell find src native -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name 'py.typed' \))
+  $(shell find src native -type f \( -name '*.py' -o -name '*.pyi' -o -name '*.cpp' -o -name '*.h' -o -name 'py.typed' \))
 
 # A tree that has been set up for development stays so: `make run` then uses the development build.
 ifneq ($(wildcard $(VENV)/octavo-dev),)
@@ -36,8 +36,10 @@ native-test: $(VENV)/tools
 	$(BIN)/cmake --build build/native-tests -j $(JOBS)
 	$(BIN)/ctest --test-dir build/native-tests --output-on-failure -j $(JOBS)
 
-lint: $(VENV)/octavo-dev ## ruff and mypy
+lint: $(VENV)/octavo-dev ## ruff, mypy and clang-format
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(filter %.cpp %.h,$(SOURCES))
 	$(BIN)/mypy
 
 sim: $(VENV)/octavo-dev ## a million simulated scheduler steps, and ten planted bugs that must be found
@@ -49,13 +51,14 @@ exact: $(VENV)/octavo-dev ## the full exactness suite: equal bits whatever happe
 parity: .venv-parity/octavo ## remake the golden files with PyTorch and transformers, and compare
 	.venv-parity/bin/python -m tests.parity.check
 
-sanitize: $(VENV)/tools ## native tests under ASan and UBSan, the thread team under TSan
+sanitize: $(VENV)/tools ## native tests under ASan and UBSan, the thread team and a whole step under TSan
 	$(CMAKE_NATIVE) -B build/asan -DOCTAVO_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/asan -j $(JOBS)
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(BIN)/ctest --test-dir build/asan --output-on-failure -j $(JOBS)
 	$(CMAKE_NATIVE) -B build/tsan -DOCTAVO_SANITIZE=thread
-	$(BIN)/cmake --build build/tsan -j $(JOBS) --target test_team
+	$(BIN)/cmake --build build/tsan -j $(JOBS) --target test_team test_executor
 	$(NO_ASLR) build/tsan/native/tests/test_team
+	$(NO_ASLR) build/tsan/native/tests/test_executor
 
 fuzz: $(VENV)/octavo-dev ## damaged model files against the loaders, for two minutes
 	$(BIN)/python -m tests.fuzz.loaders --seconds 120

@@ -14,7 +14,9 @@ std::int64_t chunk_of(std::int64_t count, int threads, std::int64_t multiple) {
   return std::max(chunk, multiple);
 }
 
-std::string at(const char* what, std::int64_t index) { return std::string(what) + " at index " + std::to_string(index); }
+std::string at(const char* what, std::int64_t index) {
+  return std::string(what) + " at index " + std::to_string(index);
+}
 
 }  // namespace
 
@@ -51,8 +53,9 @@ bool Executor::allocate() {
   for (std::size_t i = 0; i < plan_.buffers.size(); ++i) {
     const BufferSpec& spec = plan_.buffers[i];
     const std::int64_t rows = static_cast<int>(i) == plan_.logits ? kHeadRows : body_rows;
-    const std::int64_t row_bytes = spec.quantised ? (spec.width + kGroup - 1) / kGroup * static_cast<std::int64_t>(sizeof(QBlock))
-                                                  : spec.width * static_cast<std::int64_t>(sizeof(float));
+    const std::int64_t row_bytes = spec.quantised
+                                       ? (spec.width + kGroup - 1) / kGroup * static_cast<std::int64_t>(sizeof(QBlock))
+                                       : spec.width * static_cast<std::int64_t>(sizeof(float));
     buffers_.push_back(allocate_aligned(static_cast<std::size_t>(rows * row_bytes)));
     if (buffers_.back() == nullptr) return false;
   }
@@ -63,7 +66,8 @@ bool Executor::allocate() {
 }
 
 std::string Executor::check(const BatchView& b) const {
-  if (b.rows < 1 || b.rows > options_.max_rows) return "a step takes 1 to " + std::to_string(options_.max_rows) + " rows, not " + std::to_string(b.rows);
+  if (b.rows < 1 || b.rows > options_.max_rows)
+    return "a step takes 1 to " + std::to_string(options_.max_rows) + " rows, not " + std::to_string(b.rows);
   if (b.sequences < 1) return "a step needs a sequence";
   for (std::int64_t r = 0; r < b.rows; ++r) {
     if (b.token_ids[r] < 0 || b.token_ids[r] >= vocab()) return at("a token id outside the vocabulary", r);
@@ -75,7 +79,8 @@ std::string Executor::check(const BatchView& b) const {
   for (std::int64_t s = 0; s < b.sequences; ++s) {
     const std::int64_t begin = b.sequence_rows[s], end = b.sequence_rows[s + 1];
     const std::int64_t table = static_cast<std::int64_t>(b.block_offsets[s + 1]) - b.block_offsets[s];
-    if (begin < 0 || end <= begin || end > b.rows || table < 0) return at("a bad row or block range of the sequence", s);
+    if (begin < 0 || end <= begin || end > b.rows || table < 0)
+      return at("a bad row or block range of the sequence", s);
     if (b.positions[begin] < 0) return at("a negative position", begin);
     for (std::int64_t r = begin + 1; r < end; ++r) {
       if (b.positions[r] != b.positions[r - 1] + 1) return at("positions that are not consecutive", r);
@@ -83,7 +88,8 @@ std::string Executor::check(const BatchView& b) const {
     if (b.positions[end - 1] / kBlockTokens >= table) return at("a block table too short for the sequence", s);
   }
   for (std::int64_t i = 0; i < b.block_table_size; ++i) {
-    if (b.block_tables[i] < 0 || b.block_tables[i] >= options_.num_blocks) return at("an unknown block in a block table", i);
+    if (b.block_tables[i] < 0 || b.block_tables[i] >= options_.num_blocks)
+      return at("an unknown block in a block table", i);
   }
   for (std::int64_t i = 0; i < b.logit_row_count; ++i) {
     if (b.logit_rows[i] < 0 || b.logit_rows[i] >= b.rows || (i > 0 && b.logit_rows[i] <= b.logit_rows[i - 1])) {
@@ -92,8 +98,8 @@ std::string Executor::check(const BatchView& b) const {
   }
   for (std::int64_t i = 0; i < b.block_op_count; ++i) {
     const std::int32_t* op = b.block_ops + 3 * i;
-    if (op[0] < 0 || op[0] >= options_.num_blocks || op[1] < -1 || op[1] >= options_.num_blocks || op[0] == op[1] || op[2] < 0 ||
-        op[2] > kBlockTokens) {
+    if (op[0] < 0 || op[0] >= options_.num_blocks || op[1] < -1 || op[1] >= options_.num_blocks || op[0] == op[1] ||
+        op[2] < 0 || op[2] > kBlockTokens) {
       return at("a bad block operation", i);
     }
   }
@@ -151,7 +157,8 @@ struct Runner {
   }
 
   void operator()(const EmbedOp& op) {
-    each_row([&](std::int64_t r) { kernels.unpack_row(*op.table, batch.token_ids[r], floats(op.dst) + r * width(op.dst)); });
+    each_row(
+        [&](std::int64_t r) { kernels.unpack_row(*op.table, batch.token_ids[r], floats(op.dst) + r * width(op.dst)); });
   }
 
   void operator()(const NormOp& op) {
@@ -266,21 +273,26 @@ struct Runner {
     });
     if (attention.partial_floats == 0) return;
     team.next_phase();
-    team.share(rows, 1, [&](std::int64_t begin, std::int64_t end) { kernels.attention_merge(job, attention, begin, end); });
+    team.share(rows, 1,
+               [&](std::int64_t begin, std::int64_t end) { kernels.attention_merge(job, attention, begin, end); });
   }
 
   void operator()(const AddOp& op) {
     const std::int64_t n = width(op.dst);
-    each_row([&](std::int64_t r) { kernels.add(floats(op.a) + r * n, floats(op.b) + r * n, n, floats(op.dst) + r * n); });
+    each_row(
+        [&](std::int64_t r) { kernels.add(floats(op.a) + r * n, floats(op.b) + r * n, n, floats(op.dst) + r * n); });
   }
   void operator()(const SiluMulOp& op) {
     const std::int64_t n = width(op.dst);
-    each_row([&](std::int64_t r) { kernels.silu_mul(floats(op.gate) + r * n, floats(op.up) + r * n, n, floats(op.dst) + r * n); });
+    each_row([&](std::int64_t r) {
+      kernels.silu_mul(floats(op.gate) + r * n, floats(op.up) + r * n, n, floats(op.dst) + r * n);
+    });
   }
   void operator()(const SelectOp& op) {
     const std::int64_t n = width(op.dst);
     each_row([&](std::int64_t r) {
-      std::memcpy(floats(op.dst) + r * n, floats(op.src) + batch.logit_rows[head_begin + r] * n, static_cast<std::size_t>(n) * sizeof(float));
+      std::memcpy(floats(op.dst) + r * n, floats(op.src) + batch.logit_rows[head_begin + r] * n,
+                  static_cast<std::size_t>(n) * sizeof(float));
     });
   }
 };
@@ -302,8 +314,21 @@ void Executor::run_thread(Step& step, int thread) {
     team_.next_phase();
   }
 
-  Runner runner{kernels, team_, ropes_, options_.kv, pool_.get(), batch, step.sequences, step.sequence_of_row,
-                step.attention, step.output.finite, buffers_, plan_.buffers, scratch.attention, scratch.row, partials_.data()};
+  Runner runner{kernels,
+                team_,
+                ropes_,
+                options_.kv,
+                pool_.get(),
+                batch,
+                step.sequences,
+                step.sequence_of_row,
+                step.attention,
+                step.output.finite,
+                buffers_,
+                plan_.buffers,
+                scratch.attention,
+                scratch.row,
+                partials_.data()};
   runner.rows = batch.rows;
   for (std::size_t i = 0; i < head_begin_; ++i) {
     std::visit(runner, plan_.instructions[i]);
@@ -327,7 +352,8 @@ void Executor::run_thread(Step& step, int thread) {
       for (std::int64_t r = from; r < to; ++r) {
         float* logits = floats(plan_.logits) + r * vocab();
         if (step.output.logits != nullptr) {
-          std::memcpy(step.output.logits + (begin + r) * vocab(), logits, static_cast<std::size_t>(vocab()) * sizeof(float));
+          std::memcpy(step.output.logits + (begin + r) * vocab(), logits,
+                      static_cast<std::size_t>(vocab()) * sizeof(float));
         }
         SampleRow row = sample_row_view(step.sampling, begin + r);
         row.logits = logits;
@@ -350,7 +376,8 @@ void Executor::step(const BatchView& batch, const SamplingView& sampling, const 
     rows.block_table = batch.block_tables + batch.block_offsets[s];
     step.sequences.push_back(rows);
     last_position = std::max(last_position, batch.positions[rows.row_end - 1]);
-    std::fill(step.sequence_of_row.begin() + rows.row_begin, step.sequence_of_row.begin() + rows.row_end, static_cast<std::int32_t>(s));
+    std::fill(step.sequence_of_row.begin() + rows.row_begin, step.sequence_of_row.begin() + rows.row_end,
+              static_cast<std::int32_t>(s));
   }
   for (RopeTable& table : ropes_) table.reserve(last_position + 1);
   for (const Instruction& instruction : plan_.instructions) {

@@ -63,7 +63,8 @@ class Executor {
 
  private:
   struct Step;  // what one step's threads share
-  Executor(Plan plan, const ExecutorOptions& options) : plan_(std::move(plan)), options_(options), team_(options.threads) {}
+  Executor(Plan plan, const ExecutorOptions& options)
+      : plan_(std::move(plan)), options_(options), team_(options.threads) {}
   bool allocate();
   void run_thread(Step& step, int thread);
   void run_block_ops(const BatchView& batch);

@@ -44,7 +44,8 @@ class Checker {
       if (!problem.empty()) return;
       const std::int64_t width = plan_.buffers[part.dst].width;
       require(silu ? width % 8 == 0 && 2 * width == w.n : width == w.n, "a linear's width differs from its buffer's");
-      require(part.bias.empty() || static_cast<std::int64_t>(part.bias.size()) == w.panels() * kPanel, "a bias of the wrong size");
+      require(part.bias.empty() || static_cast<std::int64_t>(part.bias.size()) == w.panels() * kPanel,
+              "a bias of the wrong size");
       if (op.epilogue == Epilogue::Add) floats(op.residual, w.n);
     }
     require(op.epilogue == Epilogue::Store || op.parts.size() == 1, "an epilogue takes one part");
@@ -127,7 +128,8 @@ std::string Plan::check(std::int64_t layers, std::int64_t kv_heads, std::int64_t
     if (!checker.problem.empty()) return checker.problem;
   }
   if (selects != 1) return "a plan needs exactly one select";
-  if (logits < 0 || logits >= static_cast<int>(buffers.size()) || buffers[logits].quantised) return "a plan needs logits";
+  if (logits < 0 || logits >= static_cast<int>(buffers.size()) || buffers[logits].quantised)
+    return "a plan needs logits";
   return "";
 }
 

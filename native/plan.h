@@ -1,4 +1,5 @@
-// What an executor runs: instructions over numbered buffers, made once from a Program (src/octavo/executor/lowering.py).
+// What an executor runs: instructions over numbered buffers, made once from a Program
+// (src/octavo/executor/lowering.py).
 //
 // Float buffers are [rows][width] f32; quantised ones are [rows][blocks] QBlock. Instructions up to the one Select run
 // over the rows of the batch; those after it over the rows whose logits are wanted, a chunk at a time.
@@ -80,8 +81,8 @@ struct SelectOp {
   int src, dst;
 };
 
-using Instruction = std::variant<EmbedOp, NormOp, QuantizeOp, LinearOp, RopeOp, KVStoreOp, RopeStoreOp, AttentionOp, AddOp,
-                                 SiluMulOp, SelectOp>;
+using Instruction = std::variant<EmbedOp, NormOp, QuantizeOp, LinearOp, RopeOp, KVStoreOp, RopeStoreOp, AttentionOp,
+                                 AddOp, SiluMulOp, SelectOp>;
 
 struct BufferSpec {
   std::int64_t width;  // floats, or inputs to be quantised

@@ -70,7 +70,6 @@ void Team::wait_for_change(std::atomic<std::uint32_t>& word, std::uint32_t old) 
   sleepers_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-
 Team::Team(int threads) : size_(threads < 1 ? 1 : threads), owner_(process_id()) {
   workers_.reserve(static_cast<std::size_t>(size_ - 1));
   for (int thread = 1; thread < size_; ++thread) workers_.emplace_back([this, thread] { worker(thread); });

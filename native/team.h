@@ -24,7 +24,8 @@ class Team {
   // Runs work(thread) once on every thread, 0 being the caller; returns when all have returned. One call at a time.
   void run(const std::function<void(int)>& work);
 
-  // Inside run: no thread goes on before all have arrived. `reset` runs once, on the last to arrive, before any goes on.
+  // Inside run: no thread goes on before all have arrived. `reset` runs once, on the last to arrive, before any goes
+  // on.
   template <class Reset>
   void barrier(Reset reset) {
     if (size_ == 1) {

@@ -102,7 +102,8 @@ nb::tuple step(NativeExecutor& self, const Array1<std::int32_t>& token_ids, cons
   std::uint8_t *ok, *finite;
   nb::object ids_array = owned_array({count}, ids), logprobs_array = owned_array({count}, logprobs);
   nb::object ranks_array = owned_array({count}, ranks), ok_array = owned_array({count}, ok);
-  nb::object top_ids_array = owned_array({count, top}, top_ids), top_logprobs_array = owned_array({count, top}, top_logprobs);
+  nb::object top_ids_array = owned_array({count, top}, top_ids),
+             top_logprobs_array = owned_array({count, top}, top_logprobs);
   nb::object finite_array = owned_array({rows}, finite), logits_array = nb::none();
   if (want_logits) logits_array = owned_array({count, static_cast<std::size_t>(self.executor->vocab())}, logits);
 
@@ -121,7 +122,8 @@ nb::tuple step(NativeExecutor& self, const Array1<std::int32_t>& token_ids, cons
     ranks[r] = results[r].rank;
     ok[r] = results[r].ok ? 1 : 0;
   }
-  return nb::make_tuple(ids_array, logprobs_array, ranks_array, top_ids_array, top_logprobs_array, ok_array, finite_array, logits_array);
+  return nb::make_tuple(ids_array, logprobs_array, ranks_array, top_ids_array, top_logprobs_array, ok_array,
+                        finite_array, logits_array);
 }
 
 std::byte* checked_block(NativeExecutor& self, std::int64_t block) {
@@ -137,7 +139,8 @@ void bind_executor(nb::module_& m) {
       .def(nb::init<>())
       .def("buffer",
            [](PlanBuilder& b, std::int64_t width, bool quantised) {
-             if (width < 1 || width > (std::int64_t{1} << 31)) throw nb::value_error("a buffer's width is out of range");
+             if (width < 1 || width > (std::int64_t{1} << 31))
+               throw nb::value_error("a buffer's width is out of range");
              b.plan.buffers.push_back({width, quantised});
              return static_cast<int>(b.plan.buffers.size()) - 1;
            })
@@ -147,73 +150,83 @@ void bind_executor(nb::module_& m) {
              b.plan.ropes.push_back({static_cast<std::int64_t>(frequencies.size()) * 2, frequencies});
              return static_cast<int>(b.plan.ropes.size()) - 1;
            })
-      .def("embed", [](PlanBuilder& b, const nb::object& table, int dst) { b.plan.instructions.push_back(EmbedOp{b.keep(table), dst}); })
+      .def("embed", [](PlanBuilder& b, const nb::object& table,
+                       int dst) { b.plan.instructions.push_back(EmbedOp{b.keep(table), dst}); })
       .def("rms_norm",
            [](PlanBuilder& b, int src, const FloatVector& weight, std::int64_t heads, float eps, int dst, int qdst) {
              b.plan.instructions.push_back(NormOp{src, dst, qdst, copy_of(weight), heads, eps});
            })
       .def("quantise", [](PlanBuilder& b, int src, int qdst) { b.plan.instructions.push_back(QuantizeOp{src, qdst}); })
-      .def("linear",
-           [](PlanBuilder& b, int src, int qsrc, const std::vector<Part>& parts, const std::string& epilogue, int residual) {
-             LinearOp op{src, qsrc, {}, epilogue_of(epilogue), residual};
-             for (const auto& [weight, bias, dst] : parts) {
-               LinearPart part{b.keep(weight), {}, dst};
-               if (bias) {
-                 part.bias = copy_of(*bias);
-                 part.bias.resize(static_cast<std::size_t>(part.weight->panels() * kPanel), 0.0f);
-               }
-               op.parts.push_back(std::move(part));
-             }
-             b.plan.instructions.push_back(std::move(op));
-           },
-           nb::arg("src"), nb::arg("qsrc"), nb::arg("parts"), nb::arg("epilogue") = "store", nb::arg("residual") = -1)
-      .def("rope",
-           [](PlanBuilder& b, const std::vector<std::pair<int, int>>& targets, std::int64_t head_dim, int table) {
-             b.plan.instructions.push_back(rope_of(targets, head_dim, table));
-           })
-      .def("kv_store", [](PlanBuilder& b, int k, int v, std::int64_t layer) { b.plan.instructions.push_back(KVStoreOp{k, v, layer}); })
+      .def(
+          "linear",
+          [](PlanBuilder& b, int src, int qsrc, const std::vector<Part>& parts, const std::string& epilogue,
+             int residual) {
+            LinearOp op{src, qsrc, {}, epilogue_of(epilogue), residual};
+            for (const auto& [weight, bias, dst] : parts) {
+              LinearPart part{b.keep(weight), {}, dst};
+              if (bias) {
+                part.bias = copy_of(*bias);
+                part.bias.resize(static_cast<std::size_t>(part.weight->panels() * kPanel), 0.0f);
+              }
+              op.parts.push_back(std::move(part));
+            }
+            b.plan.instructions.push_back(std::move(op));
+          },
+          nb::arg("src"), nb::arg("qsrc"), nb::arg("parts"), nb::arg("epilogue") = "store", nb::arg("residual") = -1)
+      .def("rope", [](PlanBuilder& b, const std::vector<std::pair<int, int>>& targets, std::int64_t head_dim,
+                      int table) { b.plan.instructions.push_back(rope_of(targets, head_dim, table)); })
+      .def("kv_store", [](PlanBuilder& b, int k, int v,
+                          std::int64_t layer) { b.plan.instructions.push_back(KVStoreOp{k, v, layer}); })
       .def("rope_store",
-           [](PlanBuilder& b, const std::vector<std::pair<int, int>>& targets, std::int64_t head_dim, int table, int k, int v,
-              std::int64_t layer) {
+           [](PlanBuilder& b, const std::vector<std::pair<int, int>>& targets, std::int64_t head_dim, int table, int k,
+              int v, std::int64_t layer) {
              b.plan.instructions.push_back(RopeStoreOp{rope_of(targets, head_dim, table), {k, v, layer}});
            })
       .def("attention",
-           [](PlanBuilder& b, int q, int dst, std::int64_t layer, std::int64_t heads, float scale, std::int64_t window, float soft_cap) {
+           [](PlanBuilder& b, int q, int dst, std::int64_t layer, std::int64_t heads, float scale, std::int64_t window,
+              float soft_cap) {
              b.plan.instructions.push_back(AttentionOp{q, dst, layer, heads, window, scale, soft_cap});
            })
       .def("add", [](PlanBuilder& b, int x, int y, int dst) { b.plan.instructions.push_back(AddOp{x, y, dst}); })
-      .def("silu_mul", [](PlanBuilder& b, int gate, int up, int dst) { b.plan.instructions.push_back(SiluMulOp{gate, up, dst}); })
+      .def("silu_mul",
+           [](PlanBuilder& b, int gate, int up, int dst) { b.plan.instructions.push_back(SiluMulOp{gate, up, dst}); })
       .def("select", [](PlanBuilder& b, int src, int dst) { b.plan.instructions.push_back(SelectOp{src, dst}); })
       .def("logits", [](PlanBuilder& b, int buffer) { b.plan.logits = buffer; });
 
   nb::class_<NativeExecutor>(m, "Executor")
-      .def("__init__",
-           [](NativeExecutor* self, const PlanBuilder& b, std::int64_t layers, std::int64_t kv_heads, std::int64_t head_dim,
-              const std::string& kv_dtype, std::int64_t num_blocks, std::int64_t max_rows, int threads, const std::string& kernels) {
-             ExecutorOptions options;
-             if (kv_dtype != "f16" && kv_dtype != "f32") throw nb::value_error("kv_dtype: f16 or f32");
-             if (threads < 1 || threads > 1024) throw nb::value_error("threads: 1 to 1024");
-             options.kv = {layers, kv_heads, head_dim, kv_dtype == "f16" ? KVType::F16 : KVType::F32};
-             options.num_blocks = num_blocks;
-             options.max_rows = max_rows;
-             options.threads = threads;
-             options.kernels = find_kernels(kernels);
-             if (options.kernels == nullptr) throw nb::value_error(("no kernels named " + kernels + " for this CPU").c_str());
-             std::string error;
-             std::unique_ptr<Executor> executor = Executor::make(b.plan, options, error);
-             if (executor == nullptr) throw nb::value_error(error.c_str());
-             new (self) NativeExecutor{std::move(executor), b.weights};
-           },
-           nb::arg("plan"), nb::kw_only(), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("kv_dtype"),
-           nb::arg("num_blocks"), nb::arg("max_rows"), nb::arg("threads"), nb::arg("kernels"))
-      .def("step", &step, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(), nb::arg("sequence_rows").noconvert(),
-           nb::arg("block_tables").noconvert(), nb::arg("block_offsets").noconvert(), nb::arg("logit_rows").noconvert(),
-           nb::arg("block_ops").noconvert(), nb::arg("sampling"), nb::arg("want_logits") = false)
-      .def_prop_ro("kernels", [](NativeExecutor& self) { return self.executor ? self.executor->options().kernels->name : ""; })
+      .def(
+          "__init__",
+          [](NativeExecutor* self, const PlanBuilder& b, std::int64_t layers, std::int64_t kv_heads,
+             std::int64_t head_dim, const std::string& kv_dtype, std::int64_t num_blocks, std::int64_t max_rows,
+             int threads, const std::string& kernels) {
+            ExecutorOptions options;
+            if (kv_dtype != "f16" && kv_dtype != "f32") throw nb::value_error("kv_dtype: f16 or f32");
+            if (threads < 1 || threads > 1024) throw nb::value_error("threads: 1 to 1024");
+            options.kv = {layers, kv_heads, head_dim, kv_dtype == "f16" ? KVType::F16 : KVType::F32};
+            options.num_blocks = num_blocks;
+            options.max_rows = max_rows;
+            options.threads = threads;
+            options.kernels = find_kernels(kernels);
+            if (options.kernels == nullptr)
+              throw nb::value_error(("no kernels named " + kernels + " for this CPU").c_str());
+            std::string error;
+            std::unique_ptr<Executor> executor = Executor::make(b.plan, options, error);
+            if (executor == nullptr) throw nb::value_error(error.c_str());
+            new (self) NativeExecutor{std::move(executor), b.weights};
+          },
+          nb::arg("plan"), nb::kw_only(), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"),
+          nb::arg("kv_dtype"), nb::arg("num_blocks"), nb::arg("max_rows"), nb::arg("threads"), nb::arg("kernels"))
+      .def("step", &step, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(),
+           nb::arg("sequence_rows").noconvert(), nb::arg("block_tables").noconvert(),
+           nb::arg("block_offsets").noconvert(), nb::arg("logit_rows").noconvert(), nb::arg("block_ops").noconvert(),
+           nb::arg("sampling"), nb::arg("want_logits") = false)
+      .def_prop_ro("kernels",
+                   [](NativeExecutor& self) { return self.executor ? self.executor->options().kernels->name : ""; })
       .def("export_block",
            [](NativeExecutor& self, std::int64_t block) {
              const std::byte* data = checked_block(self, block);
-             return nb::bytes(reinterpret_cast<const char*>(data), static_cast<std::size_t>(self.executor->options().kv.block_bytes()));
+             return nb::bytes(reinterpret_cast<const char*>(data),
+                              static_cast<std::size_t>(self.executor->options().kv.block_bytes()));
            })
       .def("import_block",
            [](NativeExecutor& self, std::int64_t block, const nb::bytes& data) {
@@ -228,6 +241,7 @@ void bind_executor(nb::module_& m) {
         self.weights.clear();
       });
 
-  m.def("rope_frequencies", [](double theta, int rotary_dim) { return rope_frequencies(theta, rotary_dim); },
-        "theta ** (-2i / rotary_dim) for i in 0 .. rotary_dim / 2 - 1, by our own pow");
+  m.def(
+      "rope_frequencies", [](double theta, int rotary_dim) { return rope_frequencies(theta, rotary_dim); },
+      "theta ** (-2i / rotary_dim) for i in 0 .. rotary_dim / 2 - 1, by our own pow");
 }

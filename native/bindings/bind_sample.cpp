@@ -16,7 +16,8 @@ namespace {
 
 nb::tuple sample(const Array2<float>& logits, nb::handle rows, const std::string& kernel_name) {
   const Kernels* kernels = find_kernels(kernel_name);
-  if (kernels == nullptr) throw nb::value_error(("kernels " + kernel_name + " do not exist or do not run here").c_str());
+  if (kernels == nullptr)
+    throw nb::value_error(("kernels " + kernel_name + " do not exist or do not run here").c_str());
   const auto count = static_cast<std::int64_t>(logits.shape(0)), vocab = static_cast<std::int64_t>(logits.shape(1));
   const python::SamplingArrays arrays(rows, count, vocab);
   const SamplingView& view = arrays.view();

@@ -89,9 +89,7 @@ void read_q6_k(const std::uint8_t* block, int sub, FileGroup& out) {
   out.min = 0.0f;
 }
 
-constexpr bool has_min(Encoding e) {
-  return e != Encoding::Q5_0 && e != Encoding::Q8_0 && e != Encoding::Q6_K;
-}
+constexpr bool has_min(Encoding e) { return e != Encoding::Q5_0 && e != Encoding::Q8_0 && e != Encoding::Q6_K; }
 
 void decode_floats(Encoding e, const std::uint8_t* row, std::int64_t group, std::int64_t count, float (&out)[kGroup]) {
   const std::int64_t bytes = block_shape(e).bytes;
@@ -146,11 +144,14 @@ void read_group(Encoding e, const std::uint8_t* row, std::int64_t group, FileGro
     case Encoding::Q4_K:
       read_k_scale(block, sub, out);
       return read_k_nibbles(block + 16, sub, out.q);
-    case Encoding::Q5_K: return read_q5_k(block, sub, out);
-    case Encoding::Q6_K: return read_q6_k(block, sub, out);
+    case Encoding::Q5_K:
+      return read_q5_k(block, sub, out);
+    case Encoding::Q6_K:
+      return read_q6_k(block, sub, out);
     case Encoding::F32:
     case Encoding::F16:
-    case Encoding::BF16: break;
+    case Encoding::BF16:
+      break;
   }
 }
 

@@ -18,17 +18,28 @@ struct BlockShape {
 };
 constexpr BlockShape block_shape(Encoding e) {
   switch (e) {
-    case Encoding::F32: return {1, 4};
-    case Encoding::F16: return {1, 2};
-    case Encoding::BF16: return {1, 2};
-    case Encoding::Q8_0: return {32, 34};
-    case Encoding::Q4_0: return {32, 18};
-    case Encoding::Q4_1: return {32, 20};
-    case Encoding::Q5_0: return {32, 22};
-    case Encoding::Q5_1: return {32, 24};
-    case Encoding::Q4_K: return {256, 144};
-    case Encoding::Q5_K: return {256, 176};
-    case Encoding::Q6_K: return {256, 210};
+    case Encoding::F32:
+      return {1, 4};
+    case Encoding::F16:
+      return {1, 2};
+    case Encoding::BF16:
+      return {1, 2};
+    case Encoding::Q8_0:
+      return {32, 34};
+    case Encoding::Q4_0:
+      return {32, 18};
+    case Encoding::Q4_1:
+      return {32, 20};
+    case Encoding::Q5_0:
+      return {32, 22};
+    case Encoding::Q5_1:
+      return {32, 24};
+    case Encoding::Q4_K:
+      return {256, 144};
+    case Encoding::Q5_K:
+      return {256, 176};
+    case Encoding::Q6_K:
+      return {256, 210};
   }
   return {};
 }

@@ -13,9 +13,9 @@
 namespace octavo {
 namespace {
 
-constexpr std::pair<std::string_view, Format> kNames[] = {{"f32", Format::F32}, {"f16", Format::F16},
+constexpr std::pair<std::string_view, Format> kNames[] = {{"f32", Format::F32},   {"f16", Format::F16},
                                                           {"bf16", Format::BF16}, {"q8", Format::Q8},
-                                                          {"q4", Format::Q4},   {"q4f", Format::Q4F}};
+                                                          {"q4", Format::Q4},     {"q4f", Format::Q4F}};
 constexpr const char* kNotFinite = "a weight or scale is not finite";
 constexpr const char* kScaleTooLarge = "a scale or minimum is too large for fp16";
 constexpr const char* kMinTooLarge = "-8 * scale is too large for fp16; format q4f holds it";
@@ -39,11 +39,16 @@ std::string part_error(std::size_t part, const std::string& what) {
 bool convertible(Encoding from, Format to) {
   switch (to) {
     case Format::F32:
-    case Format::Q8: return true;
-    case Format::F16: return from == Encoding::F16;
-    case Format::BF16: return from == Encoding::BF16;
-    case Format::Q4: return is_float(from) || from == Encoding::Q4_0 || from == Encoding::Q4_1;
-    case Format::Q4F: return from == Encoding::Q4_0 || from == Encoding::Q4_1 || from == Encoding::Q4_K;
+    case Format::Q8:
+      return true;
+    case Format::F16:
+      return from == Encoding::F16;
+    case Format::BF16:
+      return from == Encoding::BF16;
+    case Format::Q4:
+      return is_float(from) || from == Encoding::Q4_0 || from == Encoding::Q4_1;
+    case Format::Q4F:
+      return from == Encoding::Q4_0 || from == Encoding::Q4_1 || from == Encoding::Q4_K;
   }
   return false;
 }
@@ -186,8 +191,8 @@ const char* requantise_q4(float (&x)[kGroup], std::int64_t count, FileGroup& out
 
 // One group of one output in the target's terms (q, scale, min). Returns what is wrong, or null.
 const char* convert_group(const Row& row, std::int64_t group, std::int64_t count, Format format, FileGroup& out) {
-  const bool exact = format == Format::Q8 ? row.encoding == Encoding::Q8_0 || row.encoding == Encoding::Q5_0
-                                          : !is_float(row.encoding);
+  const bool exact =
+      format == Format::Q8 ? row.encoding == Encoding::Q8_0 || row.encoding == Encoding::Q5_0 : !is_float(row.encoding);
   if (exact) {
     read_group(row.encoding, row.bytes, group, out);
     if (!std::isfinite(out.scale[0]) || !std::isfinite(out.min)) return kNotFinite;

@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kAlign = 64;
 constexpr std::size_t kHuge = std::size_t{2} << 20;
 
-struct Header {  // in the 64 bytes before the memory handed out
+struct Header {        // in the 64 bytes before the memory handed out
   std::size_t mapped;  // bytes of the mapping; 0: from the heap
 };
 static_assert(sizeof(Header) <= kAlign);

@@ -26,12 +26,18 @@ constexpr bool is_quantised(Format f) { return f == Format::Q8 || f == Format::Q
 // Bytes of one panel's block of 32 inputs (quantised) or of one input (float).
 constexpr std::int64_t panel_step_bytes(Format f) {
   switch (f) {
-    case Format::F32: return 64;
-    case Format::F16: return 32;
-    case Format::BF16: return 32;
-    case Format::Q8: return 544;
-    case Format::Q4: return 320;
-    case Format::Q4F: return 384;
+    case Format::F32:
+      return 64;
+    case Format::F16:
+      return 32;
+    case Format::BF16:
+      return 32;
+    case Format::Q8:
+      return 544;
+    case Format::Q4:
+      return 320;
+    case Format::Q4F:
+      return 384;
   }
   return 0;
 }

@@ -232,12 +232,24 @@ void update_span(const Tile<T>& tile, std::int64_t begin, std::int64_t last_bloc
       const std::int64_t left = end - v, pieces = (left + 5) / 6;
       const std::int64_t size = (left + pieces - 1) / pieces;
       switch (size) {
-        case 1: update_vectors<T, 1>(tile, v, begin, count, last_block, first); break;
-        case 2: update_vectors<T, 2>(tile, v, begin, count, last_block, first); break;
-        case 3: update_vectors<T, 3>(tile, v, begin, count, last_block, first); break;
-        case 4: update_vectors<T, 4>(tile, v, begin, count, last_block, first); break;
-        case 5: update_vectors<T, 5>(tile, v, begin, count, last_block, first); break;
-        default: update_vectors<T, 6>(tile, v, begin, count, last_block, first); break;
+        case 1:
+          update_vectors<T, 1>(tile, v, begin, count, last_block, first);
+          break;
+        case 2:
+          update_vectors<T, 2>(tile, v, begin, count, last_block, first);
+          break;
+        case 3:
+          update_vectors<T, 3>(tile, v, begin, count, last_block, first);
+          break;
+        case 4:
+          update_vectors<T, 4>(tile, v, begin, count, last_block, first);
+          break;
+        case 5:
+          update_vectors<T, 5>(tile, v, begin, count, last_block, first);
+          break;
+        default:
+          update_vectors<T, 6>(tile, v, begin, count, last_block, first);
+          break;
       }
       first = false;
       v += size;

@@ -241,10 +241,17 @@ void many_rows(const LinearJob& job, std::int64_t panel_begin, std::int64_t pane
       const std::int64_t row = t * kTileRows;
       const Ahead ahead = ahead_of<F>(*job.w, panel, t, tiles);
       switch (job.rows - row) {
-        case 1: tile<F, 1, 1>(job, row, panel, 0, ahead); break;
-        case 2: tile<F, 2, 1>(job, row, panel, 0, ahead); break;
-        case 3: tile<F, 3, 1>(job, row, panel, 0, ahead); break;
-        default: tile<F, 4, 1>(job, row, panel, 0, ahead);
+        case 1:
+          tile<F, 1, 1>(job, row, panel, 0, ahead);
+          break;
+        case 2:
+          tile<F, 2, 1>(job, row, panel, 0, ahead);
+          break;
+        case 3:
+          tile<F, 3, 1>(job, row, panel, 0, ahead);
+          break;
+        default:
+          tile<F, 4, 1>(job, row, panel, 0, ahead);
       }
     }
   }
@@ -344,12 +351,18 @@ void quantize(const float* x, std::int64_t k, QBlock* out) {
 
 void linear(const LinearJob& job, std::int64_t panel_begin, std::int64_t panel_end) {
   switch (job.w->format) {
-    case Format::F32: return linear_in<Format::F32>(job, panel_begin, panel_end);
-    case Format::F16: return linear_in<Format::F16>(job, panel_begin, panel_end);
-    case Format::BF16: return linear_in<Format::BF16>(job, panel_begin, panel_end);
-    case Format::Q8: return linear_in<Format::Q8>(job, panel_begin, panel_end);
-    case Format::Q4: return linear_in<Format::Q4>(job, panel_begin, panel_end);
-    case Format::Q4F: return linear_in<Format::Q4F>(job, panel_begin, panel_end);
+    case Format::F32:
+      return linear_in<Format::F32>(job, panel_begin, panel_end);
+    case Format::F16:
+      return linear_in<Format::F16>(job, panel_begin, panel_end);
+    case Format::BF16:
+      return linear_in<Format::BF16>(job, panel_begin, panel_end);
+    case Format::Q8:
+      return linear_in<Format::Q8>(job, panel_begin, panel_end);
+    case Format::Q4:
+      return linear_in<Format::Q4>(job, panel_begin, panel_end);
+    case Format::Q4F:
+      return linear_in<Format::Q4F>(job, panel_begin, panel_end);
   }
 }
 

@@ -91,9 +91,12 @@ void add_group(Format format, const Block& w, const QBlock& x, float (&acc)[kPan
 
 float load_weight(Format format, const std::byte* step, int o) {
   switch (format) {
-    case Format::F16: return half_to_float(load<std::uint16_t>(step + 2 * o));
-    case Format::BF16: return bf16_to_float(load<std::uint16_t>(step + 2 * o));
-    default: return load<float>(step + 4 * o);
+    case Format::F16:
+      return half_to_float(load<std::uint16_t>(step + 2 * o));
+    case Format::BF16:
+      return bf16_to_float(load<std::uint16_t>(step + 2 * o));
+    default:
+      return load<float>(step + 4 * o);
   }
 }
 

@@ -107,9 +107,10 @@ std::int32_t choose(const SamplePasses& passes, const SampleRow& row, float max,
   if (row.top_k > 0) keep_top_k(passes, row.top_k, s, scratch);
   if (row.typical_p < 1.0f) keep_typical_p(passes, row.typical_p, s, scratch);
   if (row.top_p < 1.0f) keep_top_p(passes, row.top_p, s, scratch);
-  const auto word = philox4x32_10({static_cast<std::uint32_t>(row.position), static_cast<std::uint32_t>(row.position >> 32),
-                                   row.n_index, static_cast<std::uint32_t>(Purpose::Sample)},
-                                  {static_cast<std::uint32_t>(row.seed), static_cast<std::uint32_t>(row.seed >> 32)});
+  const auto word =
+      philox4x32_10({static_cast<std::uint32_t>(row.position), static_cast<std::uint32_t>(row.position >> 32),
+                     row.n_index, static_cast<std::uint32_t>(Purpose::Sample)},
+                    {static_cast<std::uint32_t>(row.seed), static_cast<std::uint32_t>(row.seed >> 32)});
   const std::uint64_t u = static_cast<std::uint64_t>(word[1]) << 32 | word[0];
   const auto r = static_cast<std::uint64_t>(static_cast<unsigned __int128>(u) * s.total >> 64);
   return id_at(passes, s, r);

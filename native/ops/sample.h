@@ -59,8 +59,8 @@ struct SampleRow {
   const std::int32_t* bias_ids = nullptr;
   const float* bias_values = nullptr;
   std::int64_t bias_count = 0;
-  const std::int32_t* seen_ids = nullptr;       // distinct ids of prompt and output, for the penalties
-  const std::int32_t* seen_counts = nullptr;    // times in the output (0: in the prompt only)
+  const std::int32_t* seen_ids = nullptr;     // distinct ids of prompt and output, for the penalties
+  const std::int32_t* seen_counts = nullptr;  // times in the output (0: in the prompt only)
   std::int64_t seen_count = 0;
 
   std::int32_t target = -1;        // >= 0: draw nothing, report this id's logprob (prompt logprobs, scoring)
@@ -69,14 +69,14 @@ struct SampleRow {
 
 struct SampleResult {
   std::int32_t id = -1;
-  float logprob = 0.0f;            // of id, when num_logprobs >= 0
-  std::int32_t rank = 0;           // 1 + ids with a greater raw logit, when num_logprobs >= 0
-  std::int32_t* top_ids = nullptr;      // [num_logprobs], best first, ties to the smaller id
-  float* top_logprobs = nullptr;        // [num_logprobs]
-  bool ok = false;                 // false: a NaN or infinity in the row, or nothing left to draw from; id is then -1
+  float logprob = 0.0f;             // of id, when num_logprobs >= 0
+  std::int32_t rank = 0;            // 1 + ids with a greater raw logit, when num_logprobs >= 0
+  std::int32_t* top_ids = nullptr;  // [num_logprobs], best first, ties to the smaller id
+  float* top_logprobs = nullptr;    // [num_logprobs]
+  bool ok = false;                  // false: a NaN or infinity in the row, or nothing left to draw from; id is then -1
 };
 
-struct SampleScratch {  // one a thread, kept between rows
+struct SampleScratch {                      // one a thread, kept between rows
   std::vector<std::uint32_t> weights, ids;  // the survivors
   std::vector<std::uint32_t> keys, values;  // a selection's undecided part
   std::vector<std::uint32_t> typical;       // typical_p's keys

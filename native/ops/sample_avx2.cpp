@@ -20,7 +20,9 @@ __m256 load(const float* x, __m256i mask, __m256 fill) {
   return _mm256_blendv_ps(fill, _mm256_maskload_ps(x, mask), _mm256_castsi256_ps(mask));
 }
 
-__m256i load(const std::uint32_t* x, __m256i mask) { return _mm256_maskload_epi32(reinterpret_cast<const int*>(x), mask); }
+__m256i load(const std::uint32_t* x, __m256i mask) {
+  return _mm256_maskload_epi32(reinterpret_cast<const int*>(x), mask);
+}
 __m256i load8(const std::uint32_t* x) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)); }
 void store8(std::uint32_t* x, __m256i v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(x), v); }
 
@@ -236,8 +238,8 @@ std::int64_t compact(const std::uint32_t* keys, std::int64_t n, std::uint32_t lo
   return compact_with(keys, n, low, high, a, a_out, b_out, Elements{b});
 }
 
-constexpr SamplePasses kPasses = {row_max, find_first, count_greater, block_max, sum_exp,
-                                  weights, typical_logs, tally, compact};
+constexpr SamplePasses kPasses = {row_max, find_first,   count_greater, block_max, sum_exp,
+                                  weights, typical_logs, tally,         compact};
 
 }  // namespace
 

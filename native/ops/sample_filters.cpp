@@ -12,7 +12,7 @@ using u128 = unsigned __int128;
 // Keeps keys above `key` and, in order of position, keys equal to it until `need` of them (ids, or weight) is used up.
 struct Cut {
   std::uint32_t key = 1;
-  std::uint64_t need = 0;      // > 0
+  std::uint64_t need = 0;       // > 0
   std::uint64_t available = 0;  // what all positions with this key offer, >= need
 };
 
@@ -32,8 +32,15 @@ struct Selection {
 class CutSearch {
  public:
   CutSearch(const SamplePasses& passes, const Selection& s, SampleScratch& scratch)
-      : passes_(passes), keys_(s.keys), values_(s.values), count_(s.count), counting_(s.counting), need_(s.need),
-        inside_(s.total), own_keys_(scratch.keys.data()), own_values_(scratch.values.data()) {}
+      : passes_(passes),
+        keys_(s.keys),
+        values_(s.values),
+        count_(s.count),
+        counting_(s.counting),
+        need_(s.need),
+        inside_(s.total),
+        own_keys_(scratch.keys.data()),
+        own_values_(scratch.values.data()) {}
 
   Cut find() {
     for (;;) {
@@ -88,8 +95,8 @@ class CutSearch {
       inside_ -= offered;
     }
     const bool same = counting_ || values_ == keys_;
-    const std::int64_t kept = passes_.compact(keys_, count_, low_, high_, keys_, own_keys_, values_,
-                                              same ? nullptr : own_values_);
+    const std::int64_t kept =
+        passes_.compact(keys_, count_, low_, high_, keys_, own_keys_, values_, same ? nullptr : own_values_);
     stalled_ = own_ && kept > count_ - count_ / 8;
     keys_ = own_keys_;
     values_ = same ? own_keys_ : own_values_;
@@ -174,14 +181,16 @@ void keep_top_k(const SamplePasses& passes, std::int64_t k, Survivors& s, Sample
 }
 
 void keep_typical_p(const SamplePasses& passes, float typical_p, Survivors& s, SampleScratch& scratch) {
-  s.count = passes.compact(s.weights, s.count, 1, kWeightOne + 1, s.weights, s.weights, s.whole ? nullptr : s.ids, s.ids);
+  s.count =
+      passes.compact(s.weights, s.count, 1, kWeightOne + 1, s.weights, s.weights, s.whole ? nullptr : s.ids, s.ids);
   s.whole = false;
   std::uint32_t* keys = scratch.typical.data();
   passes.typical_logs(s.weights, s.count, keys);
   u128 sum = 0;
   for (std::int64_t i = 0; i < s.count; ++i) sum += static_cast<std::uint64_t>(s.weights[i]) * keys[i];
   const auto mean = static_cast<std::int64_t>(sum / s.total);
-  constexpr std::int64_t kNearest = 1 << 26;  // logs are below 2^25, so keys stay positive; the nearest has the greatest
+  constexpr std::int64_t kNearest =
+      1 << 26;  // logs are below 2^25, so keys stay positive; the nearest has the greatest
   for (std::int64_t i = 0; i < s.count; ++i) {
     const std::int64_t distance = std::abs(static_cast<std::int64_t>(keys[i]) - mean);
     keys[i] = static_cast<std::uint32_t>(kNearest - distance);

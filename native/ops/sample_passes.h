@@ -8,9 +8,9 @@
 
 namespace octavo {
 
-inline constexpr std::int64_t kMaximaBlock = 64;    // ids a block of block_max
-inline constexpr std::int64_t kSumSegment = 4096;   // ids a segment of sum_exp
-inline constexpr std::int64_t kCompactSlack = 8;    // elements `compact` may write past what it keeps
+inline constexpr std::int64_t kMaximaBlock = 64;   // ids a block of block_max
+inline constexpr std::int64_t kSumSegment = 4096;  // ids a segment of sum_exp
+inline constexpr std::int64_t kCompactSlack = 8;   // elements `compact` may write past what it keeps
 inline constexpr std::uint32_t kWeightOne = 1u << 30;
 inline constexpr float kTypicalScale = 1048576.0f;  // 2^20
 

@@ -19,9 +19,7 @@ float row_max(const float* x, std::int64_t n, bool* finite) {
   return max + 0.0f;
 }
 
-std::int64_t find_first(const float* x, std::int64_t n, float value) {
-  return std::find(x, x + n, value) - x;
-}
+std::int64_t find_first(const float* x, std::int64_t n, float value) { return std::find(x, x + n, value) - x; }
 
 std::int64_t count_greater(const float* x, std::int64_t n, float value) {
   std::int64_t count = 0;
@@ -88,8 +86,8 @@ std::int64_t compact(const std::uint32_t* keys, std::int64_t n, std::uint32_t lo
   return kept;
 }
 
-constexpr SamplePasses kPasses = {row_max, find_first, count_greater, block_max, sum_exp,
-                                  weights, typical_logs, tally, compact};
+constexpr SamplePasses kPasses = {row_max, find_first,   count_greater, block_max, sum_exp,
+                                  weights, typical_logs, tally,         compact};
 
 }  // namespace
 

@@ -15,7 +15,8 @@ struct Kernels {
   const char* name;
 
   // ops/linear.h
-  void (*quantize)(const float* x, std::int64_t k, QBlock* out);  // one row; k any size, the last group padded with zeros
+  void (*quantize)(const float* x, std::int64_t k,
+                   QBlock* out);  // one row; k any size, the last group padded with zeros
   void (*linear)(const LinearJob& job, std::int64_t panel_begin, std::int64_t panel_end);
   void (*unpack_row)(const Weight& w, std::int64_t row, float* out);  // w[row][0..k), the embedding look-up
 
@@ -50,7 +51,7 @@ struct CpuFeatures {
 };
 CpuFeatures cpu_features();
 
-std::vector<std::string> kernel_names();       // the tables this CPU can run, best last
+std::vector<std::string> kernel_names();               // the tables this CPU can run, best last
 const Kernels* find_kernels(const std::string& name);  // "auto" for the best; null when unknown or not runnable here
 
 // Adds a table that lives as long as the process (tests plant faults so). Call before any executor is made.

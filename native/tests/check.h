@@ -4,12 +4,12 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define CHECK(cond)                                                              \
-  do {                                                                           \
-    if (!(cond)) {                                                               \
+#define CHECK(cond)                                                                 \
+  do {                                                                              \
+    if (!(cond)) {                                                                  \
       std::fprintf(stderr, "%s:%d: CHECK(%s) failed\n", __FILE__, __LINE__, #cond); \
-      std::exit(1);                                                              \
-    }                                                                            \
+      std::exit(1);                                                                 \
+    }                                                                               \
   } while (0)
 
 namespace octavo {

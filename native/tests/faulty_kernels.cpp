@@ -38,7 +38,8 @@ void linear_in_another_order(const LinearJob& job, std::int64_t panel_begin, std
 }
 
 // Merges the partials of one query from the last segment to the first: segment s of head g is partials[s * group + g].
-void merge_backwards(const AttentionJob& job, const float* partials, std::int64_t segments, std::int64_t row, std::int64_t kv_head) {
+void merge_backwards(const AttentionJob& job, const float* partials, std::int64_t segments, std::int64_t row,
+                     std::int64_t kv_head) {
   const std::int64_t group = job.heads / job.layout.kv_heads, d = job.layout.head_dim, size = d + 2;
   for (std::int64_t g = 0; g < group; ++g) {
     std::vector<float> total(static_cast<std::size_t>(size), 0.0f);
@@ -76,11 +77,13 @@ void attention_merging_backwards(const AttentionJob& job, const AttentionItem& i
   merge_backwards(job, partials.data(), segments, item.row_begin, item.kv_head);
 }
 
-void attention_merge_backwards(const AttentionJob& job, const AttentionPlan& plan, std::int64_t row_begin, std::int64_t row_end) {
+void attention_merge_backwards(const AttentionJob& job, const AttentionPlan& plan, std::int64_t row_begin,
+                               std::int64_t row_end) {
   base().attention_merge(job, plan, row_begin, row_end);
   for (const AttentionMerge& merge : plan.merges) {
     if (merge.row_end - merge.row_begin != 1 || merge.row_begin < row_begin || merge.row_begin >= row_end) continue;
-    merge_backwards(job, job.partials + merge.partial * (job.layout.head_dim + 2), merge.segments, merge.row_begin, merge.kv_head);
+    merge_backwards(job, job.partials + merge.partial * (job.layout.head_dim + 2), merge.segments, merge.row_begin,
+                    merge.kv_head);
   }
 }
 
@@ -98,7 +101,8 @@ void norm_by_address(const float* x, const float* weight, std::int64_t n, float 
 
 // Every other row of a step takes its log-sum-exp in one running sum.
 void log_sum_exp_by_row(const SampleRow& row, SampleScratch& scratch, SampleResult& result) {
-  const bool odd = reinterpret_cast<std::uintptr_t>(row.logits) / (static_cast<std::uintptr_t>(row.vocab) * sizeof(float)) % 2 == 1;
+  const bool odd =
+      reinterpret_cast<std::uintptr_t>(row.logits) / (static_cast<std::uintptr_t>(row.vocab) * sizeof(float)) % 2 == 1;
   const std::vector<float> raw(row.logits, row.logits + row.vocab);
   base().sample_row(row, scratch, result);
   if (!odd || row.num_logprobs < 0 || !result.ok) return;

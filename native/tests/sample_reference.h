@@ -94,8 +94,9 @@ inline std::uint64_t total_of(const std::vector<Weighted>& set) {
 }
 
 // The shortest prefix, best first, whose weight (or count) reaches `need`; back in order of ids.
-inline std::vector<Weighted> prefix(std::vector<Weighted> set, const std::function<std::int64_t(const Weighted&)>& badness,
-                             std::uint64_t need, bool counting) {
+inline std::vector<Weighted> prefix(std::vector<Weighted> set,
+                                    const std::function<std::int64_t(const Weighted&)>& badness, std::uint64_t need,
+                                    bool counting) {
   std::stable_sort(set.begin(), set.end(), [&](const auto& a, const auto& b) { return badness(a) < badness(b); });
   std::size_t keep = 0;
   for (std::uint64_t sum = 0; keep < set.size() && sum < need; ++keep) sum += counting ? 1 : set[keep].second;
@@ -121,8 +122,8 @@ inline std::vector<Weighted> reference_filter(const SampleRow& row, std::vector<
     unsigned __int128 sum = 0;
     for (const auto& w : set) sum += static_cast<unsigned __int128>(w.second) * static_cast<std::uint64_t>(log_of(w));
     const auto mean = static_cast<std::int64_t>(sum / total_of(set));
-    set = prefix(set, [&](const Weighted& w) { return std::abs(log_of(w) - mean); }, mass(row.typical_p, total_of(set)),
-                 false);
+    set = prefix(
+        set, [&](const Weighted& w) { return std::abs(log_of(w) - mean); }, mass(row.typical_p, total_of(set)), false);
   }
   if (row.top_p < 1.0f) set = prefix(set, light, mass(row.top_p, total_of(set)), false);
   return set;
@@ -141,9 +142,9 @@ inline std::vector<Weighted> reference_survivors(const SampleRow& row, const std
 }
 
 inline std::int32_t reference_draw(const SampleRow& row, const std::vector<Weighted>& set) {
-  const auto word =
-      philox4x32_10({static_cast<std::uint32_t>(row.position), static_cast<std::uint32_t>(row.position >> 32), row.n_index, 0},
-                    {static_cast<std::uint32_t>(row.seed), static_cast<std::uint32_t>(row.seed >> 32)});
+  const auto word = philox4x32_10(
+      {static_cast<std::uint32_t>(row.position), static_cast<std::uint32_t>(row.position >> 32), row.n_index, 0},
+      {static_cast<std::uint32_t>(row.seed), static_cast<std::uint32_t>(row.seed >> 32)});
   const std::uint64_t u = static_cast<std::uint64_t>(word[1]) << 32 | word[0];
   const auto r = static_cast<std::uint64_t>(static_cast<unsigned __int128>(u) * total_of(set) >> 64);
   std::uint64_t sum = 0;
@@ -161,7 +162,8 @@ inline std::vector<float> normal_row(Rng& rng, std::size_t n, float spread) {
 }
 
 inline std::vector<std::vector<float>> rows_of(Rng& rng, std::size_t n) {
-  std::vector<std::vector<float>> rows = {normal_row(rng, n, 1.0f), normal_row(rng, n, 6.0f), normal_row(rng, n, 40.0f)};
+  std::vector<std::vector<float>> rows = {normal_row(rng, n, 1.0f), normal_row(rng, n, 6.0f),
+                                          normal_row(rng, n, 40.0f)};
   rows.emplace_back(n, 0.25f);  // all equal
   rows.emplace_back(n, -0.0f);
   rows.back()[n / 2] = 0.0f;

@@ -93,10 +93,12 @@ struct Batch {
       for (std::int64_t p = begin; p < end; ++p) {
         ids.push_back(static_cast<std::int32_t>((p * p + 3 * p + s * 11) % kVocab));
         positions.push_back(p);
-        if (p % kBlockTokens == 0) ops.insert(ops.end(), {static_cast<std::int32_t>(s * 100 + p / kBlockTokens), -1, 0});
+        if (p % kBlockTokens == 0)
+          ops.insert(ops.end(), {static_cast<std::int32_t>(s * 100 + p / kBlockTokens), -1, 0});
       }
       rows.push_back(static_cast<std::int32_t>(ids.size()));
-      for (std::int64_t b = 0; b <= (end - 1) / kBlockTokens; ++b) tables.push_back(static_cast<std::int32_t>(s * 100 + b));
+      for (std::int64_t b = 0; b <= (end - 1) / kBlockTokens; ++b)
+        tables.push_back(static_cast<std::int32_t>(s * 100 + b));
       offsets.push_back(static_cast<std::int32_t>(tables.size()));
     }
     logit_rows.resize(ids.size());

@@ -1,4 +1,5 @@
-// Weights, filters and draws: scalar and AVX2 give the same bits, both agree with the reference, draws follow the weights.
+// Weights, filters and draws: scalar and AVX2 give the same bits, both agree with the reference, draws follow the
+// weights.
 #include "ops/sample_filters.h"
 #include "sample_reference.h"
 
@@ -151,7 +152,8 @@ void test_draw_frequencies_follow_the_weights() {
   row.top_p = 0.95f;
   const auto set = reference_survivors(row, logits);
   std::vector<double> expected(50, 0.0);
-  for (const auto& w : set) expected[w.first] = 1e5 * static_cast<double>(w.second) / static_cast<double>(total_of(set));
+  for (const auto& w : set)
+    expected[w.first] = 1e5 * static_cast<double>(w.second) / static_cast<double>(total_of(set));
   std::vector<double> seen(50, 0.0);
   SampleScratch scratch;
   row.seed = 42;

@@ -13,7 +13,8 @@ void test_edits_follow_their_order() {
   const std::vector<float> logits = {2.0f, -2.0f, 1.0f, 0.5f, 3.0f, 4.0f, -kMax, kMax};
   SampleRow row;
   const std::uint32_t allowed = 0xffffffdfu;  // not 5
-  const std::int32_t banned[] = {4}, bias_ids[] = {2, 2, 4, 6}, seen[] = {0, 1, 2, 4, 6, 7}, counts[] = {0, 3, 2, 1, 1, 1};
+  const std::int32_t banned[] = {4}, bias_ids[] = {2, 2, 4, 6}, seen[] = {0, 1, 2, 4, 6, 7},
+                     counts[] = {0, 3, 2, 1, 1, 1};
   const float bias[] = {1.0f, 0.5f, 100.0f, -kMax};
   row.allowed = &allowed;
   row.banned = banned;
@@ -27,11 +28,14 @@ void test_edits_follow_their_order() {
   row.repetition = 0.5f;
   row.frequency = 0.25f;
   row.presence = 0.125f;
-  const std::vector<float> expected = {4.0f,                            // in the prompt only: repetition alone
-                                       -1.0f - 0.75f - 0.125f,          // negative: times r
-                                       (2.5f / 0.5f) - 0.5f - 0.125f,   // both biases, then the penalties
-                                       0.5f, -kInf, -kInf,              // a mask is not undone by a bias
-                                       -kMax / 2, kMax};                // clamped, never infinite
+  const std::vector<float> expected = {4.0f,                           // in the prompt only: repetition alone
+                                       -1.0f - 0.75f - 0.125f,         // negative: times r
+                                       (2.5f / 0.5f) - 0.5f - 0.125f,  // both biases, then the penalties
+                                       0.5f,
+                                       -kInf,
+                                       -kInf,  // a mask is not undone by a bias
+                                       -kMax / 2,
+                                       kMax};  // clamped, never infinite
   CHECK(run_all(row, logits).edited == expected);
 }
 
@@ -48,7 +52,8 @@ void test_random_edits_give_the_same_bits_and_never_a_masked_id() {
       row.presence = rng.uniform(-2, 2);
       row.num_logprobs = static_cast<std::int32_t>(rng.next() % 21);
       std::vector<std::uint32_t> allowed((n + 31) / 32);
-      for (auto& word : allowed) word = rng.next() % 3 == 0 ? ~0u : rng.next() % 2 == 0 ? 0u : static_cast<std::uint32_t>(rng.next());
+      for (auto& word : allowed)
+        word = rng.next() % 3 == 0 ? ~0u : rng.next() % 2 == 0 ? 0u : static_cast<std::uint32_t>(rng.next());
       std::vector<std::int32_t> ids, counts;
       std::vector<float> bias;
       for (int i = 0; i < 20; ++i) {
@@ -81,7 +86,8 @@ void test_logprobs_come_from_the_raw_logits() {
   Rng rng{17};
   for (std::size_t n : kVocabs)
     for (const auto& logits : rows_of(rng, n)) {
-      const std::int32_t banned = static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+      const std::int32_t banned =
+          static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
       SampleRow row;
       row.num_logprobs = static_cast<std::int32_t>(rng.next() % 21);
       row.banned = &banned;
@@ -93,7 +99,8 @@ void test_logprobs_come_from_the_raw_logits() {
       for (float v : logits) sum += std::exp(static_cast<double>(v) - max);
       const auto close = [&](float got, std::int32_t id) {
         const double want = static_cast<double>(logits[static_cast<std::size_t>(id)]) - max - std::log(sum);
-        return std::fabs(want) > kMax ? got < -kMax || got == -kInf : std::fabs(got - want) <= 2e-6 * (1 + std::fabs(want));
+        return std::fabs(want) > kMax ? got < -kMax || got == -kInf
+                                      : std::fabs(got - want) <= 2e-6 * (1 + std::fabs(want));
       };
       CHECK(close(a.logprob, a.id));
       std::vector<std::int32_t> order(n);
@@ -140,7 +147,8 @@ void test_tiny_and_huge_temperatures_are_defined() {
   }
   row.temperature = 1e30f;
   std::vector<int> seen(3, 0);
-  for (row.seed = 0; row.seed < 200; ++row.seed) seen[static_cast<std::size_t>(run_all(row, {0.0f, 1.0f, 2.0f}).id)] += 1;
+  for (row.seed = 0; row.seed < 200; ++row.seed)
+    seen[static_cast<std::size_t>(run_all(row, {0.0f, 1.0f, 2.0f}).id)] += 1;
   for (int count : seen) CHECK(count > 30);
 }
 
