@@ -61,6 +61,7 @@ bool Executor::allocate() {
   }
   for (const RopeFrequencies& rope : plan_.ropes) ropes_.emplace_back(rope.inverse);
   scratch_.resize(static_cast<std::size_t>(options_.threads));
+  for (ThreadScratch& scratch : scratch_) scratch.sample.reserve(static_cast<std::size_t>(vocab()));
   pool_ = allocate_aligned(static_cast<std::size_t>(options_.num_blocks * options_.kv.block_bytes()));
   return pool_ != nullptr;
 }
@@ -271,7 +272,7 @@ struct Runner {
     team.share(static_cast<std::int64_t>(attention.items.size()), 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) kernels.attention(job, attention.items[i], attention_scratch);
     });
-    if (attention.partial_floats == 0) return;
+    if (attention.merges.empty()) return;
     team.next_phase();
     team.share(rows, 1,
                [&](std::int64_t begin, std::int64_t end) { kernels.attention_merge(job, attention, begin, end); });
@@ -385,7 +386,6 @@ void Executor::step(const BatchView& batch, const SamplingView& sampling, const 
       AttentionJob job;  // the cut depends only on these
       job.layout = options_.kv;
       job.heads = op->heads;
-      job.window = op->window;
       job.sequences = step.sequences.data();
       job.sequence_count = static_cast<std::int64_t>(step.sequences.size());
       step.attention = attention_plan(job, team_.size());

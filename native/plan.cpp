@@ -74,8 +74,7 @@ class Checker {
     require(op.layer >= 0 && op.layer < layers_, "a layer outside the KV memory");
     require(op.window >= 0, "a negative window");
     // One cut of the work into items serves every layer of a step.
-    require(attention_ == nullptr || (attention_->heads == op.heads && attention_->window == op.window),
-            "attention layers of different shapes");
+    require(attention_ == nullptr || attention_->heads == op.heads, "attention layers of different shapes");
     attention_ = &op;
   }
   void operator()(const AddOp& op) {
