@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from octavo.executor.native import NativeExecutor
+from octavo.executor.reference import ReferenceExecutor
 from octavo.models.registry import build_program
-from octavo.program.reference import ReferenceExecutor
 from octavo.weights.checkpoint import Checkpoint, load_checkpoint
 from octavo.weights.dequantise import dequantise
 from octavo.weights.names import expected_shapes

@@ -110,7 +110,7 @@ ARROWS: dict[str, set[str]] = {
     "params": {"errors", "limits"},
     "outputs": {"errors", "limits", "params"},
     "interface": set(),
-    "program": {"errors", "limits", "interface"},
+    "program": {"errors", "limits"},
     "models": {"errors", "limits", "program"},
     "weights": {"errors", "limits", "models", "program"},
     "tokenizer": {"errors", "limits", "weights"},

@@ -7,11 +7,11 @@ import pytest
 
 from octavo.errors import InvalidParameterError
 from octavo.executor.interface import Executor
+from octavo.executor.reference import ReferenceExecutor
 from octavo.models.config import ModelConfig
 from octavo.models.registry import build_program
 from octavo.program.graph import Graph
 from octavo.program.program import Program, Rope
-from octavo.program.reference import ReferenceExecutor
 from tests.support.batches import batch_of, prompt_batch, sampling_rows
 
 CONFIG = ModelConfig(

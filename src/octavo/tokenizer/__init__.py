@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .detokenizer import IncrementalDetokenizer
-from .tokenizer import Tokenizer
+from octavo.tokenizer.detokenizer import IncrementalDetokenizer
+from octavo.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["IncrementalDetokenizer", "Tokenizer"]

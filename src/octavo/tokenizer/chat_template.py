@@ -7,11 +7,11 @@ from typing import Any
 
 from jinja2 import TemplateSyntaxError
 
-from ..errors import ChatTemplateError, InvalidParameterError
-from ..limits import MAX_TEMPLATE_CHARS
-from .template_meter import METER_KEY, Meter, TemplateLimitError
-from .template_rewrite import loops_over_content
-from .template_sandbox import ChatTemplateRaised, TemplateEnvironment
+from octavo.errors import ChatTemplateError, InvalidParameterError
+from octavo.limits import MAX_TEMPLATE_CHARS
+from octavo.tokenizer.template_meter import METER_KEY, Meter, TemplateLimitError
+from octavo.tokenizer.template_rewrite import loops_over_content
+from octavo.tokenizer.template_sandbox import ChatTemplateRaised, TemplateEnvironment
 
 _MAX_MESSAGE_CHARS = 500
 

@@ -6,7 +6,7 @@ import codecs
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
+    from octavo.tokenizer.tokenizer import Tokenizer
 
 _new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ModelFileError, UnsupportedModelError
-from ..limits import MAX_VOCABULARY
-from .backend import END_OF_TURN, TokenFacts, end_ids
-from .sentencepiece import SentencePieceEncoder
-from .token_bytes import SPACE_MARK, byte_fallback_value, byte_level_bytes, sentencepiece_bytes
+from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.limits import MAX_VOCABULARY
+from octavo.tokenizer.backend import END_OF_TURN, TokenFacts, end_ids
+from octavo.tokenizer.sentencepiece import SentencePieceEncoder
+from octavo.tokenizer.token_bytes import SPACE_MARK, byte_fallback_value, byte_level_bytes, sentencepiece_bytes
 
 if TYPE_CHECKING:
     import tokenizers

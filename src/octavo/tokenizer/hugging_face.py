@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ModelFileError, UnsupportedModelError
-from ..limits import MAX_JSON_BYTES, MAX_VOCABULARY
-from .backend import TokenFacts, end_ids
-from .token_bytes import SPACE_MARK, byte_fallback_value, byte_level_bytes, sentencepiece_bytes
+from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.limits import MAX_JSON_BYTES, MAX_VOCABULARY
+from octavo.tokenizer.backend import TokenFacts, end_ids
+from octavo.tokenizer.token_bytes import SPACE_MARK, byte_fallback_value, byte_level_bytes, sentencepiece_bytes
 
 if TYPE_CHECKING:
     import tokenizers

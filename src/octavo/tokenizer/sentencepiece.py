@@ -12,8 +12,8 @@ import heapq
 import re
 from collections.abc import Mapping, Sequence
 
-from ..errors import ModelFileError
-from .token_bytes import SPACE_MARK
+from octavo.errors import ModelFileError
+from octavo.tokenizer.token_bytes import SPACE_MARK
 
 _CACHED_WORDS = 1 << 15
 _CACHED_WORD_CHARS = 32

@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2.runtime import Undefined
 
-from .template_meter import Meter, TemplateLimitError
+from octavo.tokenizer.template_meter import Meter, TemplateLimitError
 
 _MAX_STRIPPED_CHARS = 256
 _MAX_ATTRIBUTE_DOTS = 8

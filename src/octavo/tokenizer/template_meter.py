@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..limits import MAX_TEMPLATE_OUTPUT_CHARS, MAX_TEMPLATE_STEPS
+from octavo.limits import MAX_TEMPLATE_OUTPUT_CHARS, MAX_TEMPLATE_STEPS
 
 # Jinja's context maps names to values; no template can spell this one.
 METER_KEY = "octavo meter"

@@ -9,7 +9,7 @@ from typing import cast
 
 from jinja2 import Environment, nodes
 
-from .template_meter import TemplateLimitError
+from octavo.tokenizer.template_meter import TemplateLimitError
 
 ENTER, WEIGH, WEIGH_TOP, CONCAT, CONTAINS = (
     f"octavo {name}" for name in ("enter", "weigh", "weigh top", "concat", "contains")

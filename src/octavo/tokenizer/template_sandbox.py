@@ -14,7 +14,7 @@ from jinja2.runtime import BlockReference, Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import _PassArg
 
-from .template_costs import (
+from octavo.tokenizer.template_costs import (
     CHEAP_FILTERS,
     FILTER_CHECKS,
     pay_for_method,
@@ -22,8 +22,8 @@ from .template_costs import (
     pay_for_walk,
     printable_size,
 )
-from .template_meter import METER_KEY, Meter, TemplateLimitError
-from .template_rewrite import CONCAT, CONTAINS, ENTER, WEIGH, WEIGH_TOP, rewrite
+from octavo.tokenizer.template_meter import METER_KEY, Meter, TemplateLimitError
+from octavo.tokenizer.template_rewrite import CONCAT, CONTAINS, ENTER, WEIGH, WEIGH_TOP, rewrite
 
 _MAX_RANGE = 100_000
 _MAX_DATE_FORMAT_CHARS = 256

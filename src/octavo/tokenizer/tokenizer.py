@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ChatTemplateError, InvalidParameterError, UnsupportedModelError
-from .backend import Backend
+from octavo.errors import ChatTemplateError, InvalidParameterError, UnsupportedModelError
+from octavo.tokenizer.backend import Backend
 
 if TYPE_CHECKING:
-    from ..weights.assets import TokenizerAssets
-    from .chat_template import ChatTemplate
+    from octavo.tokenizer.chat_template import ChatTemplate
+    from octavo.weights.assets import TokenizerAssets
 
 _LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -45,12 +45,12 @@ class Tokenizer:
     def from_assets(cls, assets: TokenizerAssets, logits_width: int = 0) -> Tokenizer:
         """Raises UnsupportedModelError or ModelFileError when the files describe no tokenizer we can honour."""
         if assets.kind == "gguf":
-            from .gguf import open_gguf
+            from octavo.tokenizer.gguf import open_gguf
 
             return cls(open_gguf(assets.config), assets.chat_template, logits_width)
         if assets.tokenizer_json is None:
             raise UnsupportedModelError("the model has no tokenizer.json; slow tokenizers are not supported")
-        from .hugging_face import HuggingFaceBackend
+        from octavo.tokenizer.hugging_face import HuggingFaceBackend
 
         backend = HuggingFaceBackend(assets.tokenizer_json, assets.config)
         return cls(backend, assets.chat_template, logits_width)
@@ -104,7 +104,7 @@ class Tokenizer:
         if self._template is None:
             if self.chat_template is None:
                 raise ChatTemplateError("the model has no chat template: use plain prompts, or a model made for chat")
-            from .chat_template import ChatTemplate
+            from octavo.tokenizer.chat_template import ChatTemplate
 
             self._template = ChatTemplate(self.chat_template, self.special_texts)
         return self._template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
