@@ -14,10 +14,12 @@ from .cases import model_cases
 from .faults import FAULTS, suite_fails_on
 from .models import smollm2
 
+TOKENS = 12  # drawn by each case of the full suite
+
 
 def full() -> None:
     model = smollm2()
-    cases = model_cases(model.tokenizer, 24, short_form=False)
+    cases = model_cases(model.tokenizer, TOKENS, short_form=False)
     short = [case for case in cases if len(case.prompt) < 1000]
     print(f"{len(cases)} cases on {model.name}: {sum(len(c.prompt) for c in cases)} prompt tokens", flush=True)
     expected: dict[str, Any] = {}
@@ -55,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.exact", description=__doc__)
     parser.add_argument("--print", action="store_true", help="run each case alone and print its trace as JSON")
     parser.add_argument("--short", action="store_true", help="with --print: the short form's cases")
-    parser.add_argument("--tokens", type=int, default=24, help="with --print: tokens to draw")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="with --print: tokens to draw")
     options = parser.parse_args()
     if not options.print:
         full()

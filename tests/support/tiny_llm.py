@@ -1,4 +1,4 @@
-"""A whole tiny model in a Hugging Face folder, small enough to answer in milliseconds: random Llama weights, 131 tokens.
+"""A whole tiny model in a Hugging Face folder, which answers in milliseconds: random Llama weights, 131 tokens.
 
 Ids: 0 <unk>, 1 <s>, 2 </s>, then one byte each: a newline, printable ASCII, and the bytes of é, € and some emoji, so
 that what it writes is often broken UTF-8 and sometimes a character of several tokens.

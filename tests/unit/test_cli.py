@@ -118,8 +118,9 @@ def test_generate_prints_every_answer_when_there_are_several(llm: ScriptedLLM) -
 
 def test_every_sampling_option_reaches_the_parameters(llm: ScriptedLLM) -> None:
     given = {"max_tokens": 5, "temperature": 0.5, "top_p": 0.25, "top_k": 3, "min_p": 0.125, "seed": 11, "logprobs": 2}
+    given["repetition_penalty"] = 1.5
     flags = [text for name, value in given.items() for text in ("--" + name.replace("_", "-"), str(value))]
-    octavo("generate", "x", *flags, "--stop", "a", "--stop", "b", "--ignore-eos")
+    octavo("generate", "x", *flags, "--stop", "a", "--stop", "b", "--ignore-eos", "--json")
     params = llm.asked[0][1]
     assert {name: getattr(params, name) for name in given} == given
     assert list(params.stop) == ["a", "b"]
@@ -129,16 +130,23 @@ def test_every_sampling_option_reaches_the_parameters(llm: ScriptedLLM) -> None:
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_options_not_given_have_the_values_the_model_recommends(llm: ScriptedLLM, command: str) -> None:
     llm.defaults = SamplingParams(temperature=0.2, top_k=5)
-    octavo(command, "x", "--top-k", "9")
+    octavo(command, "x", "--top-k", "9", "--model", "org/name")
     params = llm.asked[0][1]
     assert (params.temperature, params.top_k) == (0.2, 9)
 
 
 def test_chat_is_calmer_than_raw_sampling_when_the_model_recommends_nothing(llm: ScriptedLLM) -> None:
-    octavo("chat", "x")
-    octavo("generate", "x")
+    octavo("chat", "x", "--model", "org/name")
+    octavo("generate", "x", "--model", "org/name")
     assert (llm.asked[0][1].temperature, llm.asked[0][1].top_p) == (0.6, 0.95)
     assert llm.asked[1][1] == SamplingParams()
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_known_model_is_sampled_as_its_authors_recommend(llm: ScriptedLLM, command: str) -> None:
+    octavo(command, "x")
+    octavo(command, "x", "--temperature", "1", "--model", "SmolLM2-135M")
+    assert [(params.temperature, params.top_p) for _, params in llm.asked] == [(0.2, 0.9), (1.0, 0.9)]
 
 
 @pytest.mark.parametrize("command", [["generate", "x"], ["chat", "x"]])
@@ -309,6 +317,7 @@ def test_an_invalid_parameter_is_named(llm: ScriptedLLM) -> None:
         ["generate", "x", "--max-tokens", "many"],
         ["generate", "--prompt-file", "/no/such/file"],
         ["generate", "x", "--prompt-file", "/dev/null"],
+        ["generate", "x", "--logprobs", "3"],
     ],
 )
 def test_wrong_usage_is_exit_code_2(llm: ScriptedLLM, arguments: list[str]) -> None:
@@ -322,6 +331,12 @@ def test_ctrl_c_is_exit_code_130(llm: ScriptedLLM) -> None:
     result = octavo("generate", "x")
     assert (result.exit_code, result.stdout) == (130, "Par\n" if result.stdout.endswith("\n") else "Par")
     assert llm.closed
+
+
+def test_help_says_each_command_in_a_whole_line() -> None:
+    listed = octavo("--help").stdout.partition("Commands:")[2].splitlines()[1:]
+    assert [line.split()[0] for line in listed] == ["generate", "chat", "pull", "models", "info"]
+    assert all(line.endswith(".") and not line.endswith("...") for line in listed)
 
 
 def test_version() -> None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import subprocess
+import sys
+import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +153,106 @@ def test_a_malformed_batch_is_refused_and_harms_nothing(what: str) -> None:
     with pytest.raises((ValueError, TypeError)):
         executor.step(batch, sampling_rows(len(batch.logit_rows)))
     assert logits(executor).tobytes() == expected.tobytes()
+
+
+def odd(array: np.ndarray) -> np.ndarray:
+    """The same values at an address that is no multiple of the element's size."""
+    view = np.frombuffer(bytearray(array.nbytes + 1), dtype=array.dtype, count=array.size, offset=1).reshape(array.shape)
+    view[...] = array
+    return view
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Batch)])
+def test_an_array_of_the_batch_at_an_odd_address_is_refused(field: str) -> None:
+    executor = make(load_checkpoint(GOLDEN / "llama"))
+    batch = prompt_batch(PROMPT)
+    with pytest.raises(ValueError, match="odd address"):
+        executor.step(dataclasses.replace(batch, **{field: odd(getattr(batch, field))}), sampling_rows(len(PROMPT)))
+
+
+def test_sampling_arrays_may_be_made_anew_at_each_reading_but_not_lie_at_odd_addresses() -> None:
+    checkpoint = load_checkpoint(GOLDEN / "llama")
+    rows = sampling_rows(len(PROMPT))
+    batch = prompt_batch(PROMPT)
+    fields = [field.name for field in dataclasses.fields(rows)]
+
+    class Fleeting:
+        def __getattr__(self, name: str) -> np.ndarray:
+            return np.array(getattr(rows, name))
+
+    executor = make(checkpoint)
+    expected = executor.logits(batch, rows)
+    assert executor.logits(batch, Fleeting()).tobytes() == expected.tobytes()  # type: ignore[arg-type]
+    for name in fields:
+        array = getattr(rows, name)
+        if array.size == 0:
+            continue
+        odd_rows = types.SimpleNamespace(**{field: getattr(rows, field) for field in fields} | {name: odd(array)})
+        with pytest.raises(ValueError, match=name):
+            executor.step(batch, odd_rows)  # type: ignore[arg-type]
+
+
+def test_a_plan_refuses_a_weight_that_is_none_and_a_bias_of_another_size() -> None:
+    weight = _native.pack([(np.zeros(64, dtype=np.uint8), "f32", 4, 4, None)], "f32")
+    plan = _native.Plan()
+    with pytest.raises(ValueError, match="None"):
+        plan.linear(0, -1, [(None, np.zeros(4, dtype=np.float32), 1)])
+    with pytest.raises(ValueError, match="None"):
+        plan.embed(None, 0)
+    for size in (0, 3, 5, 16):
+        with pytest.raises(ValueError, match="bias"):
+            plan.linear(0, -1, [(weight, np.zeros(size, dtype=np.float32), 1)])
+
+
+def test_threads_that_share_an_executor_take_turns_and_close_waits_for_them() -> None:
+    executor = make(load_checkpoint(GOLDEN / "llama"))
+    expected = logits(executor).tobytes()
+    wrong: list[object] = []
+    started = threading.Barrier(4)
+
+    def work(until_closed: bool) -> None:
+        started.wait()
+        try:
+            for _ in range(1_000_000 if until_closed else 20):
+                if logits(executor).tobytes() != expected:
+                    wrong.append("other bits")
+        except EngineClosedError:
+            if not until_closed:
+                wrong.append("closed")
+
+    for until_closed in (False, True):
+        threads = [threading.Thread(target=work, args=(until_closed,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        started.wait()
+        if until_closed:
+            executor.close()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+REFUSE_THREADS = """
+import resource, sys
+from pathlib import Path
+from octavo.executor.native import NativeExecutor
+from octavo.models.registry import build_program
+from octavo.weights.checkpoint import load_checkpoint
+checkpoint = load_checkpoint(Path(sys.argv[1]))
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), -1))  # a few stacks fit, 256 do not
+try:
+    NativeExecutor(build_program(checkpoint.config), checkpoint.tensors, num_blocks=4, weights="q8", threads=256)
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space as Linux does")
+def test_threads_that_the_system_refuses_are_an_error_not_an_abort() -> None:
+    command = [sys.executable, "-c", REFUSE_THREADS, str(GOLDEN / "llama")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, "256 threads" in done.stdout) == (0, True), done.stderr
 
 
 def test_options_out_of_range_are_refused_by_name() -> None:

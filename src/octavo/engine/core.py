@@ -303,9 +303,11 @@ class Engine:
     def _accept(self, request: Request, generation: Generation, drawn: Drawn) -> None:
         generation.sequence.append(drawn.token_id)
         text = generation.accept(drawn)
-        if generation.finished:  # blocks first: what follows may fail
-            del self._owner[generation.sequence.id]
-            self.scheduler.finish(generation.sequence)
+        if not generation.finished:
+            request.emit(generation, text, drawn)
+            return
+        del self._owner[generation.sequence.id]  # first of all: what follows may fail
+        self.scheduler.finish(generation.sequence)
         request.emit(generation, text, drawn)
         if request.finished:
             self._complete(request)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import count
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from octavo.engine.core import Engine, EngineConfig
 from octavo.engine.loader import LoadedModel, load_model
@@ -25,6 +25,8 @@ from octavo.tokenizer import Tokenizer
 
 log = logging.getLogger("octavo")
 
+T = TypeVar("T")
+P = ParamSpec("P")
 Update = tuple[int, TextDelta | RequestOutput]  # index of the prompt in its call
 
 
@@ -128,13 +130,7 @@ class LLM:
         """
         self._loop.check()
         listed, single = listed_prompts(prompts)
-        encoded: list[_Encoded | OctavoError] = []
-        for prompt in listed:
-            try:
-                encoded.append(self._encode(prompt))
-            except OctavoError as error:
-                encoded.append(error)
-        return self._run(encoded, single, sampling_params, use_tqdm)
+        return self._run([_tried(self._encode, prompt) for prompt in listed], single, sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -147,12 +143,7 @@ class LLM:
         """Answers one conversation or a list of them, by the model's chat template; see generate."""
         self._loop.check()
         listed, single = listed_conversations(messages)
-        encoded: list[_Encoded | OctavoError] = []
-        for conversation in listed:
-            try:
-                encoded.append(self._encode_chat(conversation, add_generation_prompt))
-            except OctavoError as error:
-                encoded.append(error)
+        encoded = [_tried(self._encode_chat, conversation, add_generation_prompt) for conversation in listed]
         return self._run(encoded, single, sampling_params, use_tqdm)
 
     def stream(
@@ -253,14 +244,11 @@ class LLM:
         outputs: dict[int, RequestOutput] = {}
         requests: dict[int, Request] = {}
         for i, prompt in enumerate(encoded):
-            try:
-                if isinstance(prompt, OctavoError):
-                    raise prompt
-                requests[i] = self._prepare(i, prompt, params[i], updates)
-            except OctavoError as error:
-                if single:
-                    raise
-                outputs[i] = _refused(f"req-{next(self._ids)}", prompt, error)
+            made = prompt if isinstance(prompt, OctavoError) else _tried(self._prepare, i, prompt, params[i], updates)
+            if isinstance(made, Request):
+                requests[i] = made
+            else:
+                outputs[i] = _refused(f"req-{next(self._ids)}", prompt, made)
         try:
             if requests:
                 self._loop.call(lambda engine: _admit(engine, requests, updates))
@@ -299,12 +287,20 @@ class LLM:
 _Encoded = tuple[str | None, list[Any]]  # text (None: ids were given) and token ids
 
 
+def _tried(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | OctavoError:
+    """What the function returns, or the OctavoError it raises, without the frames it came through."""
+    try:
+        return function(*args, **kwargs)
+    except OctavoError as error:
+        return error.with_traceback(None)
+
+
 def _admit(engine: Engine, requests: Mapping[int, Request], updates: SimpleQueue[Update]) -> None:
     for i, request in requests.items():
         try:
             engine.add(request)
         except OctavoError as error:
-            updates.put((i, request.refused(error)))
+            updates.put((i, request.refused(error.with_traceback(None))))
 
 
 def _refused(request_id: str, prompt: _Encoded | OctavoError, error: OctavoError) -> RequestOutput:

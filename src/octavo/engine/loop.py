@@ -108,15 +108,13 @@ class EngineLoop:
         self._engine.close(EngineClosedError(ended))
 
     def _serve_calls(self, *, wait: bool) -> None:
-        """Runs the calls that are there now; with `wait`, at least one."""
+        """Runs the calls that are there now; with `wait`, at least one. Keeps nothing of a caller alive."""
         for _ in range(max(self._calls.qsize(), int(wait))):
             function, reply = self._calls.get()
             try:
                 reply.set_result(function(self._engine))
             except BaseException as error:
                 reply.set_exception(error)
-            # The thread may now sleep for long: it must keep nothing of the caller alive.
-            del function, reply
 
 
 _alive: weakref.WeakSet[EngineLoop] = weakref.WeakSet()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
+from numbers import Number
 from typing import Any
 
 from octavo.errors import InvalidParameterError
@@ -22,7 +22,7 @@ def listed_prompts(prompts: Any) -> tuple[list[Any], bool]:
     items = _items(prompts)
     if items is None:
         raise InvalidParameterError("prompts", prompts, f"{_ALLOWED}, or a list of these")
-    if items and all(isinstance(item, Integral) for item in items):
+    if items and all(isinstance(item, Number) for item in items):
         return [items], True
     return items, False
 
