@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from octavo.errors import RequestFailedError as RequestFailedError
     from octavo.errors import UnsupportedModelError as UnsupportedModelError
     from octavo.outputs import CompletionOutput as CompletionOutput
+    from octavo.outputs import Logprob as Logprob
     from octavo.outputs import RequestOutput as RequestOutput
     from octavo.outputs import TextDelta as TextDelta
+    from octavo.outputs import Timings as Timings
     from octavo.params import SamplingParams as SamplingParams
 
     __version__: str
@@ -34,7 +36,9 @@ _HOME = {
     "SamplingParams": "octavo.params",
     "RequestOutput": "octavo.outputs",
     "CompletionOutput": "octavo.outputs",
+    "Logprob": "octavo.outputs",
     "TextDelta": "octavo.outputs",
+    "Timings": "octavo.outputs",
     "OctavoError": "octavo.errors",
     "InvalidParameterError": "octavo.errors",
     "ModelNotFoundError": "octavo.errors",
@@ -53,9 +57,12 @@ __all__ = [*_HOME, "__version__"]
 def __getattr__(name: str) -> Any:
     value: Any
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        value = version("octavo")
+        try:
+            value = version("octavo")
+        except PackageNotFoundError:  # run from a source tree
+            value = "0+unknown"
     elif name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
     else:

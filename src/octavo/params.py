@@ -141,7 +141,8 @@ def _number(name: str, value: Any, low: float, high: float, *, above_low: bool =
     except OverflowError:
         number = math.nan
     if not low <= number <= high or (above_low and number == low):
-        raise InvalidParameterError(name, value, f"a number {'above' if above_low else 'from'} {low:g} to {high:g}")
+        allowed = f"above {low:g}, up to {high:g}" if above_low else f"from {low:g} to {high:g}"
+        raise InvalidParameterError(name, value, f"a number {allowed}")
     return number
 
 

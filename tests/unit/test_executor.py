@@ -157,9 +157,9 @@ def test_a_malformed_batch_is_refused_and_harms_nothing(what: str) -> None:
 
 def odd(array: np.ndarray) -> np.ndarray:
     """The same values at an address that is no multiple of the element's size."""
-    view = np.frombuffer(bytearray(array.nbytes + 1), dtype=array.dtype, count=array.size, offset=1).reshape(array.shape)
-    view[...] = array
-    return view
+    view = np.frombuffer(bytearray(array.nbytes + 1), dtype=array.dtype, offset=1)
+    view[:] = array.reshape(-1)
+    return view.reshape(array.shape)
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Batch)])
@@ -197,7 +197,7 @@ def test_a_plan_refuses_a_weight_that_is_none_and_a_bias_of_another_size() -> No
     plan = _native.Plan()
     with pytest.raises(ValueError, match="None"):
         plan.linear(0, -1, [(None, np.zeros(4, dtype=np.float32), 1)])
-    with pytest.raises(ValueError, match="None"):
+    with pytest.raises(TypeError):
         plan.embed(None, 0)
     for size in (0, 3, 5, 16):
         with pytest.raises(ValueError, match="bias"):

@@ -217,6 +217,13 @@ def test_the_models_recommended_values_are_the_default(tmp_path: Path, caplog: p
         assert llm.generate("a", use_tqdm=False)[0].error is None
 
 
+@pytest.mark.model
+def test_a_known_model_is_sampled_as_its_authors_recommend() -> None:
+    with LLM("SmolLM2-135M", kv_memory="64MiB") as llm:
+        defaults = llm.get_default_sampling_params()
+        assert (defaults.temperature, defaults.top_p) == (0.2, 0.9)
+
+
 # Streams
 
 

@@ -40,6 +40,7 @@ def chat(
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
     seed: options.Seed = None,
     model: options.Model = "smollm2",
     revision: options.Revision = None,
@@ -58,7 +59,13 @@ def chat(
     from octavo.params import SamplingParams
 
     given = options.given_sampling(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
     )
     engine_options = options.EngineOptions(
         model, revision, weights, kv_dtype, kv_memory, max_model_len, threads, kernels

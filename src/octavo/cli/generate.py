@@ -34,6 +34,7 @@ def generate(
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
     logprobs: Annotated[int | None, typer.Option(help="With --json: logprobs of this many tokens a step.")] = None,
@@ -47,10 +48,12 @@ def generate(
     threads: options.Threads = None,
     kernels: options.Kernels = "auto",
 ) -> None:
-    """Complete a prompt: the text as it is, or as a chat message with --chat.
+    """Complete a text, or answer a message with --chat.
 
     Sampling options that are not given have the model's recommended values, else those of octavo.SamplingParams.
     """
+    if logprobs is not None and not as_json:
+        raise typer.BadParameter("--logprobs needs --json, which prints them")
     text = _prompt_text(prompt, prompt_file)
     given = options.given_sampling(
         n=n,
@@ -59,6 +62,7 @@ def generate(
         top_p=top_p,
         top_k=top_k,
         min_p=min_p,
+        repetition_penalty=repetition_penalty,
         seed=seed,
         stop=stop or None,
         logprobs=logprobs,

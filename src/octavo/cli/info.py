@@ -24,7 +24,7 @@ def info(
     threads: options.Threads = None,
     kernels: options.Kernels = "auto",
 ) -> None:
-    """Show the CPU's features and kernels; with --model, also the model's facts and the memory plan."""
+    """Show the CPU and the kernels; of a model, its memory plan."""
     print(terminal.table(machine()))
     if model is not None:
         engine_options = options.EngineOptions(
@@ -32,7 +32,7 @@ def info(
         )
         with engine.open_engine(engine_options) as llm:
             print()
-            print(terminal.table([(name.replace("_", " "), _shown(name, value)) for name, value in llm.info().items()]))
+            print(terminal.table(_facts(llm.info())))
 
 
 def machine() -> list[tuple[str, str]]:
@@ -67,9 +67,11 @@ def _features(features: Mapping[str, bool]) -> str:
     return ", ".join(name for name, there in features.items() if there) or "none that a kernel uses"
 
 
+def _facts(info: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(name.replace("_", " "), _shown(name, value)) for name, value in info.items() if name != "cpu"]
+
+
 def _shown(name: str, value: Any) -> str:
-    if name == "cpu":
-        return _features(value)
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {terminal.size(count)}" for key, count in value.items())
     if name.endswith("_bytes"):

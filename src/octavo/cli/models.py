@@ -10,12 +10,10 @@ from octavo.cli import options, terminal
 
 
 def pull(
-    names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="A known name, org/name or org/name:file.gguf.")
-    ],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="A known name, org/name or org/name:file.gguf.")],
     revision: options.Revision = None,
 ) -> None:
-    """Fetch models, so that later commands find them on this machine. Prints where each one is."""
+    """Fetch models and print where each one is."""
     from octavo.weights.sources import resolve_model
 
     for name in names:
@@ -23,7 +21,7 @@ def pull(
 
 
 def models() -> None:
-    """List the known models, and those on this machine with their size and place."""
+    """List the known models and those on this machine."""
     rows = [("NAME", "SIZE", "WHERE"), *_known(), *_from_hub()]
     print(terminal.table(rows))
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    pass
 
 Model = Annotated[
     str,
@@ -20,13 +23,13 @@ Weights = Annotated[str, typer.Option(help="auto, f32, q8 or q4; auto keeps the 
 KVDtype = Annotated[str, typer.Option("--kv-dtype", help="f16 or f32.")]
 KVMemory = Annotated[
     str | None,
-    typer.Option("--kv-memory", help="Memory for KV blocks, e.g. 2GiB.  [default: a safe share]"),
+    typer.Option("--kv-memory", help="Memory for KV blocks, e.g. 2GiB.  [default: half of the free memory]"),
 ]
 MaxModelLen = Annotated[
     int | None,
     typer.Option("--max-model-len", help="Longest sequence in tokens.  [default: the model's]"),
 ]
-Threads = Annotated[int | None, typer.Option(help="Worker threads.  [default: the free cores]")]
+Threads = Annotated[int | None, typer.Option(help="Worker threads.  [default: a core each]")]
 Kernels = Annotated[str, typer.Option(help="auto, scalar or avx2; same bits.")]
 
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Most tokens to generate.")]
@@ -34,6 +37,7 @@ Temperature = Annotated[float | None, typer.Option("--temperature", "-t", help="
 TopP = Annotated[float | None, typer.Option("--top-p", help="Nucleus of this mass.")]
 TopK = Annotated[int | None, typer.Option("--top-k", help="Only the k likeliest; 0: all.")]
 MinP = Annotated[float | None, typer.Option("--min-p", help="Least share of the likeliest one's.")]
+RepetitionPenalty = Annotated[float | None, typer.Option("--repetition-penalty", help="Above 1: repeat less.")]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same answer.  [default: a fresh one]")]
 Stop = Annotated[list[str] | None, typer.Option(help="Stop at this text; may be given again.")]
 

@@ -105,10 +105,13 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         return self._model.tokenizer
 
+    def get_tokenizer(self) -> Tokenizer:
+        return self._model.tokenizer
+
     def get_default_sampling_params(self) -> SamplingParams:
         """What `sampling_params=None` means: our defaults with the model's own recommendations over them."""
         chosen: dict[str, Any] = {}
-        for name, value in self._model.checkpoint.generation_defaults.items():
+        for name, value in self._model.recommended_sampling.items():
             try:
                 SamplingParams(**{name: value})  # type: ignore[arg-type]
                 chosen[name] = value

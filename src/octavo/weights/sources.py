@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from octavo.errors import InvalidParameterError, ModelNotFoundError
 from octavo.weights.known import KNOWN_MODELS, find_known
 
 
-def resolve_model(name: str, *, revision: str | None = None, progress: bool | None = None) -> Path:
+def resolve_model(name: str | os.PathLike[str], *, revision: str | None = None, progress: bool | None = None) -> Path:
     """A known name ("smollm2"), a .gguf file, a Hugging Face folder, org/name or org/name:file.gguf on the hub.
 
     Known names come first (./smollm2 is a folder), then paths that exist, then the hub. Fetches what is not there yet;
     `progress`: None shows it when standard error is a terminal. `revision`: a branch, tag or commit on the hub.
-    Raises ModelNotFoundError, DownloadError.
+    A path object is always a path. Raises ModelNotFoundError, DownloadError.
     """
     from octavo.weights.hub import HUB_NAME, resolve_hub
 
+    if not isinstance(name, str):
+        name = _absolute(name)
     known = find_known(name)
     hub = HUB_NAME.fullmatch(name)
     path = _existing(name)
@@ -35,6 +38,12 @@ def resolve_model(name: str, *, revision: str | None = None, progress: bool | No
         f"no model {name!r:.200}: it is neither a known name ({names}), nor an existing .gguf file or Hugging Face "
         "folder, nor of the form org/name or org/name:file.gguf"
     )
+
+
+def _absolute(path: os.PathLike[str]) -> str:
+    if not isinstance(path, os.PathLike) or not isinstance(os.fspath(path), str):
+        raise InvalidParameterError("model", path, "a text or a path")
+    return os.path.abspath(Path(path).expanduser())
 
 
 def _existing(name: str) -> Path | None:
