@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
+#include <limits>
 
 namespace octavo {
 namespace {
 
 constexpr std::int64_t kHeadRows = 64;  // rows of logits held at once
+constexpr std::int64_t kMaxRows = std::int64_t{1} << 20;
+constexpr int kMaxThreads = 1024;
 
 // Chunks small enough to balance the threads, large enough to be worth asking for.
 std::int64_t chunk_of(std::int64_t count, int threads, std::int64_t multiple) {
@@ -14,8 +18,18 @@ std::int64_t chunk_of(std::int64_t count, int threads, std::int64_t multiple) {
   return std::max(chunk, multiple);
 }
 
-std::string at(const char* what, std::int64_t index) {
-  return std::string(what) + " at index " + std::to_string(index);
+// Every size derived from these fits 64 bits (those of the plan's buffers do: kMaxRows * kMaxWidth floats).
+bool plausible(const ExecutorOptions& options) {
+  const KVLayout& kv = options.kv;
+  if (kv.layers < 1 || kv.kv_heads < 1 || kv.head_dim < 2 || options.num_blocks < 1 || options.max_rows < 1)
+    return false;
+  if (options.num_blocks > std::numeric_limits<std::int32_t>::max() || options.max_rows > kMaxRows) return false;
+  if (options.threads < 1 || options.threads > kMaxThreads || options.kernels == nullptr) return false;
+  std::int64_t bytes = 2 * kBlockTokens * kv.element_bytes();
+  for (std::int64_t factor : {kv.head_dim, kv.kv_heads, kv.layers, options.num_blocks}) {
+    if (__builtin_mul_overflow(bytes, factor, &bytes)) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -31,20 +45,21 @@ struct Executor::Step {
 
 std::unique_ptr<Executor> Executor::make(Plan plan, const ExecutorOptions& options, std::string& error) {
   const KVLayout& kv = options.kv;
-  if (kv.layers < 1 || kv.kv_heads < 1 || kv.head_dim < 2 || options.num_blocks < 1 || options.max_rows < 1 ||
-      options.kernels == nullptr) {
+  if (!plausible(options)) {
     error = "bad executor options";
     return nullptr;
   }
   error = plan.check(kv.layers, kv.kv_heads, kv.head_dim);
   if (!error.empty()) return nullptr;
-  std::unique_ptr<Executor> executor(new Executor(std::move(plan), options));
-  if (!executor->allocate()) {
+  try {
+    std::unique_ptr<Executor> executor(new Executor(std::move(plan), options));
+    if (executor->allocate()) return executor;
     error = "the system refused the memory for " + std::to_string(options.num_blocks) + " KV blocks of " +
             std::to_string(kv.block_bytes()) + " bytes";
-    return nullptr;
+  } catch (const std::exception& refused) {
+    error = "the system refused memory or " + std::to_string(options.threads) + " threads: " + refused.what();
   }
-  return executor;
+  return nullptr;
 }
 
 bool Executor::allocate() {
@@ -61,50 +76,21 @@ bool Executor::allocate() {
   }
   for (const RopeFrequencies& rope : plan_.ropes) ropes_.emplace_back(rope.inverse);
   scratch_.resize(static_cast<std::size_t>(options_.threads));
-  for (ThreadScratch& scratch : scratch_) scratch.sample.reserve(static_cast<std::size_t>(vocab()));
+  for (ThreadScratch& scratch : scratch_) reserve(scratch);
   pool_ = allocate_aligned(static_cast<std::size_t>(options_.num_blocks * options_.kv.block_bytes()));
   return pool_ != nullptr;
 }
 
-std::string Executor::check(const BatchView& b) const {
-  if (b.rows < 1 || b.rows > options_.max_rows)
-    return "a step takes 1 to " + std::to_string(options_.max_rows) + " rows, not " + std::to_string(b.rows);
-  if (b.sequences < 1) return "a step needs a sequence";
-  for (std::int64_t r = 0; r < b.rows; ++r) {
-    if (b.token_ids[r] < 0 || b.token_ids[r] >= vocab()) return at("a token id outside the vocabulary", r);
-  }
-  if (b.sequence_rows[0] != 0 || b.sequence_rows[b.sequences] != b.rows || b.block_offsets[0] != 0 ||
-      b.block_offsets[b.sequences] != b.block_table_size) {
-    return "sequence rows or block offsets do not cover the batch";
-  }
-  for (std::int64_t s = 0; s < b.sequences; ++s) {
-    const std::int64_t begin = b.sequence_rows[s], end = b.sequence_rows[s + 1];
-    const std::int64_t table = static_cast<std::int64_t>(b.block_offsets[s + 1]) - b.block_offsets[s];
-    if (begin < 0 || end <= begin || end > b.rows || table < 0)
-      return at("a bad row or block range of the sequence", s);
-    if (b.positions[begin] < 0) return at("a negative position", begin);
-    for (std::int64_t r = begin + 1; r < end; ++r) {
-      if (b.positions[r] != b.positions[r - 1] + 1) return at("positions that are not consecutive", r);
-    }
-    if (b.positions[end - 1] / kBlockTokens >= table) return at("a block table too short for the sequence", s);
-  }
-  for (std::int64_t i = 0; i < b.block_table_size; ++i) {
-    if (b.block_tables[i] < 0 || b.block_tables[i] >= options_.num_blocks)
-      return at("an unknown block in a block table", i);
-  }
-  for (std::int64_t i = 0; i < b.logit_row_count; ++i) {
-    if (b.logit_rows[i] < 0 || b.logit_rows[i] >= b.rows || (i > 0 && b.logit_rows[i] <= b.logit_rows[i - 1])) {
-      return at("a bad logit row", i);
+// All that a thread may need in any step: in a step it must not allocate, for there nobody could catch the refusal.
+void Executor::reserve(ThreadScratch& scratch) const {
+  scratch.sample.reserve(vocab());
+  for (const Instruction& instruction : plan_.instructions) {
+    if (const auto* norm = std::get_if<NormOp>(&instruction)) {
+      scratch.row.resize(std::max(scratch.row.size(), norm->weight.size()));
+    } else if (const auto* attention = std::get_if<AttentionOp>(&instruction)) {
+      reserve_attention_scratch(scratch.attention, options_.kv, attention->heads);
     }
   }
-  for (std::int64_t i = 0; i < b.block_op_count; ++i) {
-    const std::int32_t* op = b.block_ops + 3 * i;
-    if (op[0] < 0 || op[0] >= options_.num_blocks || op[1] < -1 || op[1] >= options_.num_blocks || op[0] == op[1] ||
-        op[2] < 0 || op[2] > kBlockTokens) {
-      return at("a bad block operation", i);
-    }
-  }
-  return "";
 }
 
 // One layer of one block operation: zero the destination, then copy the first tokens of the source.
@@ -165,7 +151,6 @@ struct Runner {
   void operator()(const NormOp& op) {
     const auto n = static_cast<std::int64_t>(op.weight.size());
     const std::int64_t heads = std::max<std::int64_t>(op.heads, 1);
-    if (op.qdst >= 0) row_scratch.resize(static_cast<std::size_t>(n));
     each_row([&](std::int64_t r) {
       const float* x = floats(op.src) + r * n * heads;
       if (op.qdst >= 0) {
@@ -366,6 +351,7 @@ void Executor::run_thread(Step& step, int thread) {
 }
 
 void Executor::step(const BatchView& batch, const SamplingView& sampling, const StepOutput& output) {
+  // What follows may throw std::bad_alloc; the team's threads, which run after it, do not allocate.
   Step step{batch, sampling, output, {}, {}, {}};
   std::int64_t last_position = 0;
   step.sequence_of_row.resize(static_cast<std::size_t>(batch.rows));

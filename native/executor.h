@@ -56,7 +56,7 @@ class Executor {
 
   // Empty when the batch is well formed; else what is not.
   std::string check(const BatchView& batch) const;
-  // `batch` and `sampling` passed their checks. No exceptions, no Python.
+  // `batch` and `sampling` passed their checks. One call at a time; no Python. std::bad_alloc before anything was done.
   void step(const BatchView& batch, const SamplingView& sampling, const StepOutput& output);
 
   std::byte* block(std::int64_t index) { return pool_.get() + index * options_.kv.block_bytes(); }
@@ -65,9 +65,14 @@ class Executor {
   struct Step;  // what one step's threads share
   Executor(Plan plan, const ExecutorOptions& options)
       : plan_(std::move(plan)), options_(options), team_(options.threads) {}
+  struct ThreadScratch {
+    AttentionScratch attention;
+    SampleScratch sample;
+    std::vector<float> row;
+  };
   bool allocate();
+  void reserve(ThreadScratch& scratch) const;
   void run_thread(Step& step, int thread);
-  void run_block_ops(const BatchView& batch);
   void zero_and_copy(const std::int32_t* op, std::int64_t layer);
 
   float* floats(int buffer) { return reinterpret_cast<float*>(buffers_[buffer].get()); }
@@ -80,11 +85,6 @@ class Executor {
   std::vector<AlignedBytes> buffers_;
   std::vector<RopeTable> ropes_;
   std::size_t head_begin_ = 0;  // the Select
-  struct ThreadScratch {
-    AttentionScratch attention;
-    SampleScratch sample;
-    std::vector<float> row;
-  };
   std::vector<ThreadScratch> scratch_;
   std::vector<float> partials_;
 };

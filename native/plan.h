@@ -84,6 +84,8 @@ struct SelectOp {
 using Instruction = std::variant<EmbedOp, NormOp, QuantizeOp, LinearOp, RopeOp, KVStoreOp, RopeStoreOp, AttentionOp,
                                  AddOp, SiluMulOp, SelectOp>;
 
+inline constexpr std::int64_t kMaxWidth = std::int64_t{1} << 31;  // of a buffer
+
 struct BufferSpec {
   std::int64_t width;  // floats, or inputs to be quantised
   bool quantised;

@@ -2,6 +2,8 @@
 
 #include <climits>
 
+#include "simd/float_environment.h"
+
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
 #endif
@@ -21,18 +23,6 @@ void pause_briefly() {
   _mm_pause();
 #endif
 }
-
-// The canonical float environment for as long as this lives.
-class FloatEnvironment {
- public:
-#if defined(__x86_64__)
-  FloatEnvironment() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
-  ~FloatEnvironment() { _mm_setcsr(saved_); }
-
- private:
-  unsigned saved_;
-#endif
-};
 
 long process_id() {
 #if defined(__linux__)
@@ -72,7 +62,12 @@ void Team::wait_for_change(std::atomic<std::uint32_t>& word, std::uint32_t old) 
 
 Team::Team(int threads) : size_(threads < 1 ? 1 : threads), owner_(process_id()) {
   workers_.reserve(static_cast<std::size_t>(size_ - 1));
-  for (int thread = 1; thread < size_; ++thread) workers_.emplace_back([this, thread] { worker(thread); });
+  try {
+    for (int thread = 1; thread < size_; ++thread) workers_.emplace_back([this, thread] { worker(thread); });
+  } catch (...) {  // the system has no more threads: those there are must end before their handles do
+    stop();
+    throw;
+  }
 }
 
 Team::~Team() {
@@ -80,6 +75,10 @@ Team::~Team() {
     for (std::thread& worker : workers_) worker.detach();
     return;
   }
+  stop();
+}
+
+void Team::stop() {
   stop_.store(true, std::memory_order_release);
   publish(epoch_);
   for (std::thread& worker : workers_) worker.join();

@@ -14,7 +14,8 @@ namespace octavo {
 
 class Team {
  public:
-  explicit Team(int threads);  // threads >= 1, the caller included
+  // threads >= 1, the caller included. std::system_error when the system refuses one.
+  explicit Team(int threads);
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
@@ -22,6 +23,7 @@ class Team {
   int size() const { return size_; }
 
   // Runs work(thread) once on every thread, 0 being the caller; returns when all have returned. One call at a time.
+  // `work` must not throw.
   void run(const std::function<void(int)>& work);
 
   // Inside run: no thread goes on before all have arrived. `reset` runs once, on the last to arrive, before any goes
@@ -61,6 +63,7 @@ class Team {
 
  private:
   void worker(int thread);
+  void stop();
   void publish(std::atomic<std::uint32_t>& word);
   void wait_for_change(std::atomic<std::uint32_t>& word, std::uint32_t old);
 

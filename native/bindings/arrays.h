@@ -13,6 +13,13 @@ using Array1 = nanobind::ndarray<const T, nanobind::ndim<1>, nanobind::c_contig,
 template <class T>
 using Array2 = nanobind::ndarray<const T, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
 
+// False for a view at an odd address, which C++ may not read.
+template <class Array>
+bool aligned(const Array& array) {
+  using T = typename Array::Scalar;
+  return array.size() == 0 || reinterpret_cast<std::uintptr_t>(array.data()) % alignof(T) == 0;
+}
+
 // A new array that owns its zeroed data; `data` points at it.
 template <class T>
 nanobind::object owned_array(std::initializer_list<std::size_t> shape, T*& data) {

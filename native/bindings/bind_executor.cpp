@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <mutex>
 #include <optional>
 
 #include "arrays.h"
@@ -29,8 +30,10 @@ struct PlanBuilder {
   std::vector<nb::object> weights;
 
   const Weight* keep(const nb::object& weight) {
+    const auto* native = nb::cast<const Weight*>(weight);
+    if (native == nullptr) throw nb::value_error("a weight is None");
     weights.push_back(weight);
-    return nb::cast<const Weight*>(weight);
+    return native;
   }
 };
 
@@ -49,9 +52,26 @@ RopeOp rope_of(const std::vector<std::pair<int, int>>& targets, std::int64_t hea
   return op;
 }
 
+// Any Python thread may call in at any time: `busy` makes them take turns. It is waited for and held without the GIL,
+// and nothing that could run Python happens under it.
 struct NativeExecutor {
-  std::unique_ptr<Executor> executor;
+  std::unique_ptr<Executor> executor;  // null once closed
   std::vector<nb::object> weights;
+  std::int64_t vocab;
+  const char* kernels;
+  std::mutex busy;
+
+  // Runs work(executor), which returns what is wrong or nothing.
+  template <class Work>
+  void in_turn(Work work) {
+    std::string problem;
+    {
+      nb::gil_scoped_release release;
+      const std::lock_guard<std::mutex> turn(busy);
+      problem = executor != nullptr ? work(*executor) : "the executor is closed";
+    }
+    if (!problem.empty()) throw nb::value_error(problem.c_str());
+  }
 };
 
 BatchView view_of(const Array1<std::int32_t>& token_ids, const Array1<std::int64_t>& positions,
@@ -63,6 +83,9 @@ BatchView view_of(const Array1<std::int32_t>& token_ids, const Array1<std::int64
     throw nb::value_error("sequence_rows and block_offsets: one more entry than sequences is needed");
   }
   if (block_ops.shape(1) != 3) throw nb::value_error("block_ops: rows of (dst, src, tokens) are needed");
+  const auto all_aligned = [](const auto&... arrays) { return (python::aligned(arrays) && ...); };
+  if (!all_aligned(token_ids, positions, sequence_rows, block_tables, block_offsets, logit_rows, block_ops))
+    throw nb::value_error("an array of the batch at an odd address");
   BatchView b;
   b.token_ids = token_ids.data();
   b.positions = positions.data();
@@ -85,15 +108,11 @@ nb::tuple step(NativeExecutor& self, const Array1<std::int32_t>& token_ids, cons
                const Array1<std::int32_t>& sequence_rows, const Array1<std::int32_t>& block_tables,
                const Array1<std::int32_t>& block_offsets, const Array1<std::int32_t>& logit_rows,
                const Array2<std::int32_t>& block_ops, nb::handle sampling, bool want_logits) {
-  if (self.executor == nullptr) throw nb::value_error("the executor is closed");
   const BatchView batch =
       view_of(token_ids, positions, sequence_rows, block_tables, block_offsets, logit_rows, block_ops);
-  std::string problem = self.executor->check(batch);
-  if (!problem.empty()) throw nb::value_error(problem.c_str());
-  const python::SamplingArrays arrays(sampling, batch.logit_row_count, self.executor->vocab());
+  const python::SamplingArrays arrays(sampling, batch.logit_row_count, self.vocab);
   const SamplingView& view = arrays.view();
-  problem = validate(view);
-  if (!problem.empty()) throw nb::value_error(problem.c_str());
+  if (const std::string problem = validate(view); !problem.empty()) throw nb::value_error(problem.c_str());
 
   const auto rows = static_cast<std::size_t>(batch.rows), count = static_cast<std::size_t>(batch.logit_row_count);
   const auto top = static_cast<std::size_t>(max_logprobs(view));
@@ -105,17 +124,18 @@ nb::tuple step(NativeExecutor& self, const Array1<std::int32_t>& token_ids, cons
   nb::object top_ids_array = owned_array({count, top}, top_ids),
              top_logprobs_array = owned_array({count, top}, top_logprobs);
   nb::object finite_array = owned_array({rows}, finite), logits_array = nb::none();
-  if (want_logits) logits_array = owned_array({count, static_cast<std::size_t>(self.executor->vocab())}, logits);
+  if (want_logits) logits_array = owned_array({count, static_cast<std::size_t>(self.vocab)}, logits);
 
   std::vector<SampleResult> results(count);
   for (std::size_t r = 0; r < count; ++r) {
     results[r].top_ids = top_ids + r * top;
     results[r].top_logprobs = top_logprobs + r * top;
   }
-  {
-    nb::gil_scoped_release release;
-    self.executor->step(batch, view, {results.data(), finite, logits});
-  }
+  self.in_turn([&](Executor& executor) {
+    std::string problem = executor.check(batch);
+    if (problem.empty()) executor.step(batch, view, {results.data(), finite, logits});
+    return problem;
+  });
   for (std::size_t r = 0; r < count; ++r) {
     ids[r] = results[r].ok ? results[r].id : -1;
     logprobs[r] = results[r].logprob;
@@ -126,10 +146,45 @@ nb::tuple step(NativeExecutor& self, const Array1<std::int32_t>& token_ids, cons
                         finite_array, logits_array);
 }
 
-std::byte* checked_block(NativeExecutor& self, std::int64_t block) {
-  if (self.executor == nullptr) throw nb::value_error("the executor is closed");
-  if (block < 0 || block >= self.executor->options().num_blocks) throw nb::index_error("no such block");
-  return self.executor->block(block);
+bool exists(const Executor& executor, std::int64_t block) {
+  return block >= 0 && block < executor.options().num_blocks;
+}
+
+nb::bytes export_block(NativeExecutor& self, std::int64_t block) {
+  std::string data;
+  bool found = false;
+  self.in_turn([&](Executor& executor) {
+    found = exists(executor, block);
+    const auto size = static_cast<std::size_t>(executor.options().kv.block_bytes());
+    if (found) data.assign(reinterpret_cast<const char*>(executor.block(block)), size);
+    return "";
+  });
+  if (!found) throw nb::index_error("no such block");
+  return nb::bytes(data.data(), data.size());
+}
+
+void import_block(NativeExecutor& self, std::int64_t block, const nb::bytes& data) {
+  const void* source = data.data();
+  const std::size_t size = data.size();
+  bool found = false;
+  self.in_turn([&](Executor& executor) {
+    found = exists(executor, block);
+    if (!found) return "";
+    if (static_cast<std::int64_t>(size) != executor.options().kv.block_bytes()) return "a block of another size";
+    std::memcpy(executor.block(block), source, size);
+    return "";
+  });
+  if (!found) throw nb::index_error("no such block");
+}
+
+void close_executor(NativeExecutor& self) {
+  {
+    nb::gil_scoped_release release;
+    const std::lock_guard<std::mutex> turn(self.busy);
+    self.executor.reset();
+  }
+  const std::vector<nb::object> freed = std::move(self.weights);
+  self.weights.clear();
 }
 
 }  // namespace
@@ -139,8 +194,6 @@ void bind_executor(nb::module_& m) {
       .def(nb::init<>())
       .def("buffer",
            [](PlanBuilder& b, std::int64_t width, bool quantised) {
-             if (width < 1 || width > (std::int64_t{1} << 31))
-               throw nb::value_error("a buffer's width is out of range");
              b.plan.buffers.push_back({width, quantised});
              return static_cast<int>(b.plan.buffers.size()) - 1;
            })
@@ -165,6 +218,8 @@ void bind_executor(nb::module_& m) {
             for (const auto& [weight, bias, dst] : parts) {
               LinearPart part{b.keep(weight), {}, dst};
               if (bias) {
+                if (static_cast<std::int64_t>(bias->shape(0)) != part.weight->n)
+                  throw nb::value_error("a bias needs one value an output");
                 part.bias = copy_of(*bias);
                 part.bias.resize(static_cast<std::size_t>(part.weight->panels() * kPanel), 0.0f);
               }
@@ -201,7 +256,6 @@ void bind_executor(nb::module_& m) {
              int threads, const std::string& kernels) {
             ExecutorOptions options;
             if (kv_dtype != "f16" && kv_dtype != "f32") throw nb::value_error("kv_dtype: f16 or f32");
-            if (threads < 1 || threads > 1024) throw nb::value_error("threads: 1 to 1024");
             options.kv = {layers, kv_heads, head_dim, kv_dtype == "f16" ? KVType::F16 : KVType::F32};
             options.num_blocks = num_blocks;
             options.max_rows = max_rows;
@@ -212,7 +266,8 @@ void bind_executor(nb::module_& m) {
             std::string error;
             std::unique_ptr<Executor> executor = Executor::make(b.plan, options, error);
             if (executor == nullptr) throw nb::value_error(error.c_str());
-            new (self) NativeExecutor{std::move(executor), b.weights};
+            const std::int64_t vocab = executor->vocab();
+            new (self) NativeExecutor{std::move(executor), b.weights, vocab, options.kernels->name, {}};
           },
           nb::arg("plan"), nb::kw_only(), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"),
           nb::arg("kv_dtype"), nb::arg("num_blocks"), nb::arg("max_rows"), nb::arg("threads"), nb::arg("kernels"))
@@ -220,28 +275,16 @@ void bind_executor(nb::module_& m) {
            nb::arg("sequence_rows").noconvert(), nb::arg("block_tables").noconvert(),
            nb::arg("block_offsets").noconvert(), nb::arg("logit_rows").noconvert(), nb::arg("block_ops").noconvert(),
            nb::arg("sampling"), nb::arg("want_logits") = false)
-      .def_prop_ro("kernels",
-                   [](NativeExecutor& self) { return self.executor ? self.executor->options().kernels->name : ""; })
-      .def("export_block",
-           [](NativeExecutor& self, std::int64_t block) {
-             const std::byte* data = checked_block(self, block);
-             return nb::bytes(reinterpret_cast<const char*>(data),
-                              static_cast<std::size_t>(self.executor->options().kv.block_bytes()));
-           })
-      .def("import_block",
-           [](NativeExecutor& self, std::int64_t block, const nb::bytes& data) {
-             std::byte* dst = checked_block(self, block);
-             if (static_cast<std::int64_t>(data.size()) != self.executor->options().kv.block_bytes()) {
-               throw nb::value_error("a block of another size");
-             }
-             std::memcpy(dst, data.c_str(), data.size());
-           })
-      .def("close", [](NativeExecutor& self) {
-        self.executor.reset();
-        self.weights.clear();
-      });
+      .def_prop_ro("kernels", [](const NativeExecutor& self) { return self.kernels; })
+      .def("export_block", &export_block)
+      .def("import_block", &import_block)
+      .def("close", &close_executor);
 
   m.def(
-      "rope_frequencies", [](double theta, int rotary_dim) { return rope_frequencies(theta, rotary_dim); },
+      "rope_frequencies",
+      [](double theta, int rotary_dim) {
+        if (rotary_dim < 0 || rotary_dim > 1 << 20) throw nb::value_error("rotary_dim: 0 to 2^20");
+        return rope_frequencies(theta, rotary_dim);
+      },
       "theta ** (-2i / rotary_dim) for i in 0 .. rotary_dim / 2 - 1, by our own pow");
 }

@@ -5,6 +5,7 @@
 #include "arrays.h"
 #include "module.h"
 #include "sampling_view.h"
+#include "simd/float_environment.h"
 #include "simd/kernels.h"
 
 namespace nb = nanobind;
@@ -18,6 +19,7 @@ nb::tuple sample(const Array2<float>& logits, nb::handle rows, const std::string
   const Kernels* kernels = find_kernels(kernel_name);
   if (kernels == nullptr)
     throw nb::value_error(("kernels " + kernel_name + " do not exist or do not run here").c_str());
+  if (!python::aligned(logits)) throw nb::value_error("logits: an array at an odd address");
   const auto count = static_cast<std::int64_t>(logits.shape(0)), vocab = static_cast<std::int64_t>(logits.shape(1));
   const python::SamplingArrays arrays(rows, count, vocab);
   const SamplingView& view = arrays.view();
@@ -32,6 +34,7 @@ nb::tuple sample(const Array2<float>& logits, nb::handle rows, const std::string
   nb::object top_logprob_array = owned_array({n, k}, top_logprobs), ok_array = owned_array({n}, ok);
   {
     nb::gil_scoped_release release;
+    const FloatEnvironment environment;
     std::vector<float> copy(static_cast<std::size_t>(vocab));  // a row is edited in place
     SampleScratch scratch;
     for (std::int64_t r = 0; r < count; ++r) {

@@ -9,6 +9,7 @@
 #include "arrays.h"
 #include "formats/pack.h"
 #include "module.h"
+#include "simd/float_environment.h"
 #include "simd/kernels.h"
 
 namespace nb = nanobind;
@@ -33,6 +34,7 @@ WeightPart part_of(const PythonPart& from) {
   part.rows = rows;
   part.cols = cols;
   if (row_order) {
+    if (!python::aligned(*row_order)) throw nb::value_error("row_order: an array at an odd address");
     part.row_order = row_order->data();
     part.row_order_count = static_cast<std::int64_t>(row_order->shape(0));
   }
@@ -58,6 +60,7 @@ nb::object unpack(const Weight& w) {
   float* out = nullptr;
   nb::object array = owned_array<float>({static_cast<std::size_t>(w.n), static_cast<std::size_t>(w.k)}, out);
   nb::gil_scoped_release release;
+  const FloatEnvironment environment;
   const Kernels* kernels = find_kernels("auto");
   for (std::int64_t row = 0; row < w.n; ++row) kernels->unpack_row(w, row, out + row * w.k);
   return array;

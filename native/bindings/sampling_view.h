@@ -1,6 +1,7 @@
 // A Python SamplingRows (src/octavo/executor/interface.py) as the native SamplingView.
 #pragma once
 #include <string>
+#include <vector>
 
 #include "arrays.h"
 #include "ops/sample_rows.h"
@@ -29,9 +30,7 @@ class SamplingArrays {
     view_.num_logprobs = scalars<std::int32_t>("num_logprobs", n);
     view_.mask_index = scalars<std::int32_t>("mask_index", n);
 
-    Array2<std::uint32_t> masks;
-    // No conversion: a converted copy would be gone when the view is read.
-    if (!nanobind::try_cast(rows_.attr("masks"), masks, false)) wrong("masks");
+    const auto masks = field<Array2<std::uint32_t>>("masks");
     if (masks.shape(0) > 0 && static_cast<std::int64_t>(masks.shape(1)) != (vocab + 31) / 32) wrong("masks");
     view_.masks = masks.data();
     view_.mask_count = static_cast<std::int64_t>(masks.shape(0));
@@ -49,11 +48,18 @@ class SamplingArrays {
   const SamplingView& view() const { return view_; }
 
  private:
-  // The object outlives the call and owns its arrays, so the pointers stay good after the casts are gone.
+  // The attribute is kept: `rows` may make it anew at each reading, or another thread may replace it.
+  template <class Array>
+  Array field(const char* name) {
+    kept_.push_back(rows_.attr(name));
+    Array array;
+    // No conversion: a converted copy would be gone when the view is read.
+    if (!nanobind::try_cast(kept_.back(), array, false) || !aligned(array)) wrong(name);
+    return array;
+  }
   template <class T>
   const T* flat(const char* name, std::int64_t& size) {
-    Array1<T> array;
-    if (!nanobind::try_cast(rows_.attr(name), array, false)) wrong(name);
+    const auto array = field<Array1<T>>(name);
     size = static_cast<std::int64_t>(array.shape(0));
     return array.data();
   }
@@ -69,6 +75,7 @@ class SamplingArrays {
   }
 
   nanobind::handle rows_;
+  std::vector<nanobind::object> kept_;
   SamplingView view_;
 };
 

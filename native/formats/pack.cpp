@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <exception>
 #include <limits>
-#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "formats/fp16.h"
+#include "simd/float_environment.h"
 
 namespace octavo {
 namespace {
@@ -305,13 +306,14 @@ Failure pack_all(const Outputs& outputs, Weight& w, int threads) {
   std::vector<std::thread> team;
   team.reserve(failures.size());
   const auto work = [&](std::int64_t t) {
+    const FloatEnvironment environment;
     const std::int64_t begin = t * w.panels() / parts, end = (t + 1) * w.panels() / parts;
     failures[static_cast<std::size_t>(t)] = pack_panels(outputs, begin, end, w);
   };
   for (std::int64_t t = 1; t < parts; ++t) {
     try {
       team.emplace_back(work, t);
-    } catch (const std::system_error&) {  // no thread to be had: do it here
+    } catch (const std::exception&) {  // no thread to be had: do it here
       work(t);
     }
   }

@@ -69,6 +69,15 @@ AttentionPlan attention_plan(const AttentionJob& job, int threads) {
   return plan;
 }
 
+std::size_t attention_scratch_floats(std::int64_t vectors, std::int64_t head_dim) {
+  return static_cast<std::size_t>((vectors + 15) / 16 * 16 * (3 * head_dim + kSpanTokens + 5));
+}
+
+void reserve_attention_scratch(AttentionScratch& scratch, const KVLayout& layout, std::int64_t heads) {
+  const std::int64_t vectors = std::max(heads / layout.kv_heads, kTileVectors);
+  attention_scratch(scratch, attention_scratch_floats(vectors, layout.head_dim));
+}
+
 float* attention_scratch(AttentionScratch& scratch, std::size_t floats) {
   if (scratch.buffer.size() < floats + 16) scratch.buffer.resize(floats + 16);
   const auto address = reinterpret_cast<std::uintptr_t>(scratch.buffer.data());

@@ -91,8 +91,13 @@ AttentionPlan attention_plan(const AttentionJob& job, int threads);
 // After all items, when plan.merges is not empty: Kernels::attention_merge(job, plan, row_begin, row_end) merges the
 // segments of those rows, in order, into `out`. Rows can be shared out among threads.
 
-// Floats, 64-byte aligned, from the scratch; what an earlier call returned is void.
+// Floats, 64-byte aligned, from the scratch; what an earlier call returned is void. Allocates nothing when the scratch
+// has been grown by reserve_attention_scratch for these shapes: threads of a step must not throw.
 float* attention_scratch(AttentionScratch& scratch, std::size_t floats);
+void reserve_attention_scratch(AttentionScratch& scratch, const KVLayout& layout, std::int64_t heads);
+// What an item of so many query vectors needs: three vectors of head_dim, a span of scores and five more floats each,
+// the number of vectors rounded up to 16.
+std::size_t attention_scratch_floats(std::int64_t vectors, std::int64_t head_dim);
 
 // Writes rows [row_begin, row_end) of k and v ([rows][stride], kv_heads * head_dim columns) to their blocks, rounded to
 // the KV type (round to nearest even). finite[r] is cleared when a stored value is not finite (fp16 overflow included).

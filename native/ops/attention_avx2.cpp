@@ -295,7 +295,7 @@ void run(const AttentionJob& job, const AttentionItem& item, AttentionScratch& s
   const SequenceRows& rows = job.sequences[item.sequence];
   const std::int64_t head_dim = job.layout.head_dim, group = job.heads / job.layout.kv_heads;
   const std::int64_t vectors = (item.row_end - item.row_begin) * group, padded = (vectors + 15) / 16 * 16;
-  float* next = attention_scratch(scratch, static_cast<std::size_t>(padded * (3 * head_dim + kSpanTokens + 5)));
+  float* next = attention_scratch(scratch, attention_scratch_floats(vectors, head_dim));
   const auto take = [&](std::int64_t floats) {
     float* p = next;
     next += padded * floats;

@@ -1,13 +1,32 @@
 // A whole step in C++: threads, cuts and kernels give the same bits; a malformed batch is refused. Under ASan and TSan
 // in `make sanitize`, which is why it exists beside the Python tests of the executor.
+#include <atomic>
 #include <cstring>
+#include <limits>
+#include <new>
 #include <numeric>
+#include <thread>
 
 #include "check.h"
 #include "executor.h"
 #include "formats/pack.h"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 using namespace octavo;
+
+// The threads of a team must not allocate in a step: nobody could catch the exception there.
+static std::atomic<bool> stepping{false};
+static std::thread::id stepping_thread;
+
+void* operator new(std::size_t size) {
+  CHECK(!stepping.load(std::memory_order_acquire) || std::this_thread::get_id() == stepping_thread);
+  if (void* p = std::malloc(size > 0 ? size : 1)) return p;
+  throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, std::size_t) noexcept { std::free(p); }
 
 namespace {
 
@@ -157,7 +176,10 @@ std::vector<float> run(Executor& executor, std::int64_t begin, std::int64_t end)
   std::vector<SampleResult> results(n);
   std::vector<std::uint8_t> finite(n);
   std::vector<float> logits(n * kVocab);
+  stepping_thread = std::this_thread::get_id();
+  stepping.store(true, std::memory_order_release);
   executor.step(batch.view(), sampling.view(), {results.data(), finite.data(), logits.data()});
+  stepping.store(false, std::memory_order_release);
   for (std::size_t r = 0; r < n; ++r) CHECK(results[r].ok && finite[r] == 1);
   return logits;
 }
@@ -216,6 +238,105 @@ void test_a_plan_that_does_not_fit_together_is_refused(const Plan& plan) {
   CHECK(Executor::make(plan, options, error) == nullptr && !error.empty());
 }
 
+// Each would read or write out of bounds, or let threads overwrite what others still read.
+void test_a_plan_that_would_do_harm_is_refused(const Plan& plan) {
+  ExecutorOptions options;
+  options.kv = {kLayers, kKvHeads, kHeadDim, KVType::F16};
+  options.num_blocks = options.max_rows = 1;
+  options.kernels = find_kernels("scalar");
+  const auto refused = [&](const Plan& wrong) {
+    std::string error;
+    CHECK(Executor::make(wrong, options, error) == nullptr && !error.empty());
+  };
+  const auto before_select = [&](Instruction instruction) {
+    Plan wrong = plan;
+    wrong.instructions.insert(wrong.instructions.begin(), std::move(instruction));
+    refused(wrong);
+  };
+  const auto behind_select = [&](const Instruction& instruction) {
+    Plan wrong = plan;
+    wrong.instructions.push_back(instruction);
+    refused(wrong);
+  };
+  const int h = 1, x = 0, q = 2, k = 3, v = 4, a = 5;           // as made by make_plan
+  before_select(AddOp{plan.logits, plan.logits, plan.logits});  // a chunk of rows is held of it, not a batch
+  before_select(AddOp{h, h, h});
+  before_select(SiluMulOp{x, x, h});
+  before_select(QuantizeOp{h, h});
+  before_select(RopeOp{{{q, -1}}, -(kHeads * kHeadDim), 0});
+  before_select(RopeOp{{{q, kHeads}}, std::int64_t{1} << 62, 0});
+  before_select(NormOp{x, x, -1, std::vector<float>(kHidden), std::int64_t{1} << 62, 0.0f});
+  const LinearOp qkv = std::get<LinearOp>(plan.instructions[2]);
+  LinearOp twice = qkv;
+  twice.parts[2].dst = twice.parts[1].dst;
+  before_select(twice);
+  Plan wrong = plan;
+  std::get<SelectOp>(wrong.instructions[wrong.instructions.size() - 3]).dst = h;
+  refused(wrong);
+  Model other;
+  wrong = plan;
+  std::get<EmbedOp>(wrong.instructions[0]).table = other.matrix(kVocab - 1, kHidden, Format::Q8);
+  refused(wrong);
+  LinearOp in_place{x, -1, {{other.matrix(kHidden, kHidden, Format::F32), {}, x}}, Epilogue::Store, -1};
+  before_select(in_place);
+  behind_select(std::get<EmbedOp>(plan.instructions[0]));
+  behind_select(KVStoreOp{k, v, 0});
+  behind_select(AttentionOp{q, a, 0, kHeads, 0, 0.25f, 0.0f});
+  behind_select(RopeOp{{{q, kHeads}}, kHeadDim, 0});
+}
+
+void test_sizes_that_overflow_are_refused(const Plan& plan) {
+  const std::int64_t large = std::int64_t{1} << 40;
+  for (int field = 0; field < 6; ++field) {
+    for (std::int64_t value : {large, std::numeric_limits<std::int64_t>::max(), std::int64_t{0}, std::int64_t{-1}}) {
+      ExecutorOptions options;
+      options.kv = {kLayers, kKvHeads, kHeadDim, KVType::F32};
+      options.num_blocks = options.max_rows = 1;
+      options.kernels = find_kernels("scalar");
+      std::int64_t threads = 1;
+      std::int64_t* const fields[] = {&options.kv.layers,  &options.kv.kv_heads, &options.kv.head_dim,
+                                      &options.num_blocks, &options.max_rows,    &threads};
+      *fields[field] = value;
+      options.threads = static_cast<int>(std::min<std::int64_t>(threads, std::numeric_limits<int>::max()));
+      std::string error;
+      CHECK(Executor::make(plan, options, error) == nullptr && !error.empty());
+    }
+  }
+}
+
+void test_positions_stop_at_the_blocks_there_are(const Plan& plan) {
+  const std::unique_ptr<Executor> executor = make(plan, 1, "scalar");
+  Batch batch(0, 1);
+  CHECK(executor->check(batch.view()).empty());
+  batch.positions[1] = 200 * kBlockTokens;  // the same block again and again would let the rope tables grow
+  batch.tables.resize(1 + 201, 0);
+  batch.offsets[2] = static_cast<std::int32_t>(batch.tables.size());
+  CHECK(!executor->check(batch.view()).empty());
+  batch.positions[1] -= 1;
+  CHECK(executor->check(batch.view()).empty());
+  batch.positions[1] = std::numeric_limits<std::int64_t>::max();
+  CHECK(!executor->check(batch.view()).empty());
+}
+
+// Denormals flushed and rounding toward zero: what a library may have left in the calling thread.
+void test_the_callers_float_environment_changes_nothing(const Plan& plan) {
+#if defined(__x86_64__)
+  for (int threads : {1, 2}) {
+    const std::vector<float> expected = run(*make(plan, threads, "auto"), 0, 40);
+    const unsigned saved = _mm_getcsr();
+    const unsigned hostile = 0x1f80u | 0x8040u | 0x6000u;
+    _mm_setcsr(hostile);
+    const std::vector<float> got = run(*make(plan, threads, "auto"), 0, 40);
+    const unsigned after = _mm_getcsr() & ~0x3fu;
+    _mm_setcsr(saved);
+    CHECK(after == hostile);
+    CHECK(std::memcmp(got.data(), expected.data(), got.size() * sizeof(float)) == 0);
+  }
+#else
+  (void)plan;
+#endif
+}
+
 }  // namespace
 
 int main() {
@@ -223,5 +344,9 @@ int main() {
   const Plan plan = make_plan(model);
   test_threads_kernels_and_cuts_give_the_same_bits(plan);
   test_a_plan_that_does_not_fit_together_is_refused(plan);
+  test_a_plan_that_would_do_harm_is_refused(plan);
+  test_sizes_that_overflow_are_refused(plan);
+  test_positions_stop_at_the_blocks_there_are(plan);
+  test_the_callers_float_environment_changes_nothing(plan);
   return 0;
 }

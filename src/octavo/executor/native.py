@@ -57,7 +57,7 @@ class NativeExecutor:
         if kernels != "auto" and kernels not in _native.kernel_names():
             raise InvalidParameterError("kernels", kernels, f"auto, {', '.join(_native.kernel_names())}")
         self.threads = default_threads() if threads is None else threads
-        if not 1 <= self.threads <= 256:
+        if isinstance(self.threads, bool) or not isinstance(self.threads, int) or not 1 <= self.threads <= 256:
             raise InvalidParameterError("threads", threads, "1 to 256")
         self.program = program
         self.kv_dtype = kv_dtype
@@ -105,17 +105,21 @@ class NativeExecutor:
 
     def _run(self, batch: Batch, sampling: SamplingRows, *, want_logits: bool) -> tuple[Any, ...]:
         native = self._usable()
-        result: tuple[Any, ...] = native.step(
-            batch.token_ids,
-            batch.positions,
-            batch.sequence_rows,
-            batch.block_tables,
-            batch.block_offsets,
-            batch.logit_rows,
-            batch.block_ops,
-            sampling,
-            want_logits,
-        )
+        try:
+            result: tuple[Any, ...] = native.step(
+                batch.token_ids,
+                batch.positions,
+                batch.sequence_rows,
+                batch.block_tables,
+                batch.block_offsets,
+                batch.logit_rows,
+                batch.block_ops,
+                sampling,
+                want_logits,
+            )
+        except ValueError:
+            self._usable()  # another thread may have closed it in the meantime: then that is the error
+            raise
         return result
 
     def export_block(self, block: int) -> bytes:
@@ -126,9 +130,10 @@ class NativeExecutor:
         self._usable().import_block(block, data)
 
     def close(self) -> None:
-        if self._native is not None and os.getpid() == self._pid:
-            self._native.close()
-        self._native = None
+        """Waits for a step that another thread has begun; whoever comes later gets EngineClosedError."""
+        native, self._native = self._native, None
+        if native is not None and os.getpid() == self._pid:
+            native.close()
 
     def _usable(self) -> Any:
         if os.getpid() != self._pid:
