@@ -45,6 +45,9 @@ class ScriptedLLM:
     def get_default_sampling_params(self) -> SamplingParams:
         return self.defaults
 
+    def info(self) -> dict[str, Any]:
+        return {"kv_memory": "KV memory 1 GiB"}
+
     def stream(self, prompt: Any, params: Any) -> Iterator[TextDelta]:
         self.asked.append((prompt, params))
         try:

@@ -10,13 +10,11 @@ import pytest
 
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.models.config import ModelConfig
-from octavo.models.registry import build_program
 from octavo.program.program import Rope
 from octavo.weights.checkpoint import load_checkpoint
 from octavo.weights.gguf import read_gguf
 from octavo.weights.gguf_config import parse_gguf_config
 from octavo.weights.hf_config import parse_hf_config
-from octavo.weights.names import expected_shapes
 from tests.support.gguf_writer import gguf_bytes
 from tests.support.tiny_files import GGUF_METADATA, HEAD_DIM, HF_CONFIG, gguf_tensors, hf_weights
 
@@ -64,22 +62,6 @@ def test_biases_of_llama_and_qwen3_come_from_the_config() -> None:
     qwen3 = parse(architectures=["Qwen3ForCausalLM"], model_type="qwen3", attention_bias=True)
     assert (qwen3.attention_bias, qwen3.output_bias, qwen3.mlp_bias) == (True, True, False)
     assert qwen3.head_dim == 128  # Qwen3's own default, not hidden / heads
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"attention_bias": True, "mlp_bias": True},
-        {"tie_word_embeddings": True},
-        {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
-        {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": True},
-    ],
-)
-def test_expected_weights_are_exactly_those_the_page_reads(changes: dict[str, Any]) -> None:
-    config = parse(**changes)
-    read = {name for op in build_program(config).ops for name in op.weights}
-    assert set(expected_shapes(config)) == read
 
 
 LLAMA3 = {

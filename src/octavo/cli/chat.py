@@ -81,6 +81,7 @@ def chat(
         elif interactive:
             import readline  # noqa: F401  (line editing and history for input())
 
+            print(terminal.dim(str(llm.info()["kv_memory"]), sys.stdout))
             print(terminal.dim(f"{model} is ready. /help lists commands, Ctrl-D leaves.", sys.stdout))
             converse(conversation, input, interactive=True)
         else:

@@ -13,6 +13,7 @@ import numpy as np
 
 from octavo.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from octavo.models.config import ModelConfig
+from octavo.models.registry import build_program
 from octavo.weights.assets import TokenizerAssets
 from octavo.weights.defaults import (
     gguf_assets,
@@ -31,7 +32,6 @@ from octavo.weights.names import (
     HEAD,
     ROPE_FACTORS,
     canonical_name,
-    expected_shapes,
     is_harmless,
     rotary_row_order,
 )
@@ -180,7 +180,7 @@ def _check_tensors(path: Path, config: ModelConfig, found: dict[str, Tensor]) ->
         head, table = found.pop(HEAD), found.get(EMBEDDING)
         if table is None or head.encoding != table.encoding or not np.array_equal(head.data, table.data):
             raise UnsupportedModelError(f"{path}: {HEAD} differs from {EMBEDDING} though the config ties them")
-    shapes = expected_shapes(config)
+    shapes = build_program(config).weight_shapes()
     for name, shape in shapes.items():
         tensor = found.get(name)
         if tensor is None:

@@ -1,4 +1,4 @@
-"""Names and shapes of the weights: what a `ModelConfig` expects, and how GGUF's names map to Hugging Face's."""
+"""Names of the weights: how GGUF's map to Hugging Face's, and the order of rotated rows."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import re
 
 import numpy as np
 import numpy.typing as npt
-
-from octavo.models.config import ModelConfig
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -45,36 +43,6 @@ def canonical_name(gguf_name: str) -> str | None:
 def is_harmless(name: str) -> bool:
     """Whether a tensor that no page reads may be ignored."""
     return _HARMLESS.fullmatch(name) is not None
-
-
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every weight the model has, by name; lm_head.weight only when it is not tied to the embedding."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
-    if not config.tie_embeddings:
-        shapes[HEAD] = (config.vocab_size, hidden)
-    linears = [
-        ("self_attn.q_proj", q, hidden, config.attention_bias),
-        ("self_attn.k_proj", kv, hidden, config.attention_bias),
-        ("self_attn.v_proj", kv, hidden, config.attention_bias),
-        ("self_attn.o_proj", hidden, q, config.output_bias),
-        ("mlp.gate_proj", inner, hidden, config.mlp_bias),
-        ("mlp.up_proj", inner, hidden, config.mlp_bias),
-        ("mlp.down_proj", hidden, inner, config.mlp_bias),
-    ]
-    for layer in range(config.layers):
-        prefix = f"model.layers.{layer}."
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            shapes[f"{prefix}{norm}.weight"] = (hidden,)
-        for name, outputs, inputs, bias in linears:
-            shapes[f"{prefix}{name}.weight"] = (outputs, inputs)
-            if bias:
-                shapes[f"{prefix}{name}.bias"] = (outputs,)
-        if config.architecture == "qwen3":
-            for norm in ("self_attn.q_norm", "self_attn.k_norm"):
-                shapes[f"{prefix}{norm}.weight"] = (config.head_dim,)
-    return shapes
 
 
 def rotary_row_order(heads: int, head_dim: int) -> npt.NDArray[np.int32]:
