@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from .machine import Case, Model
 from .models import smollm2
 
 
-class _Wrapped:
+class _Wrapped(ABC):
     """An executor whose batches are tampered with on their way in."""
 
     def __init__(self, executor: Any) -> None:
@@ -32,8 +33,9 @@ class _Wrapped:
         )
         return result
 
+    @abstractmethod
     def tamper(self, block_ops: Any) -> Any:
-        raise NotImplementedError
+        """The block operations as the broken variant does them."""
 
 
 class CopiesOneTokenTooFew(_Wrapped):

@@ -248,7 +248,6 @@ except ValueError as error:
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space as Linux does")
 def test_threads_that_the_system_refuses_are_an_error_not_an_abort() -> None:
     command = [sys.executable, "-c", REFUSE_THREADS, str(GOLDEN / "llama")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -2,7 +2,7 @@
 
 With fusion, operations that touch the same data are done in one pass (norm + quantise, linears that share their input,
 gate and up + SiLU, the residual addition, rope + KV store). Without it every operation is an instruction of its own.
-The bits are the same: no sum changes its order (DESIGN: canonical arithmetic), and tests hold it.
+The bits are the same: no sum changes its order (docs/arithmetic.md), and tests hold it.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ and byte fallback. Control tokens never come out of plain text: only their exact
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -160,7 +161,7 @@ def split_special(text: str, tokens: Iterable[tuple[str, int]]) -> list[str | in
     return parts
 
 
-class _GgufBackend:
+class _GgufBackend(ABC):
     """Both families: special tokens are cut out first, longest spelling first; BOS and EOS go around the rest."""
 
     def __init__(self, tokens: GgufTokens, bos_id: int | None, strips_leading_space: bool, adds_bos: bool) -> None:
@@ -193,8 +194,9 @@ class _GgufBackend:
                 after_special = False
         return ids + self._suffix if add_special_tokens else ids
 
+    @abstractmethod
     def _encode_plain(self, text: str, after_special: bool) -> Sequence[int]:
-        raise NotImplementedError
+        """Ids of a text without special tokens."""
 
     def token_bytes(self, token_id: int) -> bytes:
         kind = self._tokens.kinds[token_id]
@@ -208,8 +210,9 @@ class _GgufBackend:
             return self._normal_bytes(text)
         return b""
 
+    @abstractmethod
     def _normal_bytes(self, text: str) -> bytes:
-        raise NotImplementedError
+        """What the spelling of a normal token stands for."""
 
 
 def _longest_first(spelled: tuple[str, int]) -> tuple[int, int]:
