@@ -7,7 +7,6 @@ import io
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,26 +25,6 @@ from octavo.errors import (
 )
 from tests.support.llms import ENDLESS, GREEDY, MESSAGES, SAMPLED, assert_idle, environment, open_llm, slow_down, texts
 from tests.support.tiny_llm import VOCAB, write_tiny_llm
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llm(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def shared(folder: Path) -> Iterator[LLM]:
-    with open_llm(folder) as llm:
-        yield llm
-
-
-@pytest.fixture
-def llm(shared: LLM) -> Iterator[LLM]:
-    """The shared engine, cold; and idle again after the test."""
-    shared.flush_cache()
-    yield shared
-    assert_idle(shared)
-
 
 # What it takes
 

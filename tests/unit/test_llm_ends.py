@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -24,27 +24,6 @@ from octavo.errors import (
     EngineClosedError,
 )
 from tests.support.llms import ENDLESS, GREEDY, MESSAGES, SAMPLED, assert_idle, environment, open_llm, slow_down, texts
-from tests.support.tiny_llm import write_tiny_llm
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llm(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def shared(folder: Path) -> Iterator[LLM]:
-    with open_llm(folder) as llm:
-        yield llm
-
-
-@pytest.fixture
-def llm(shared: LLM) -> Iterator[LLM]:
-    """The shared engine, cold; and idle again after the test."""
-    shared.flush_cache()
-    yield shared
-    assert_idle(shared)
-
 
 # Threads
 
