@@ -130,7 +130,7 @@ def with_options(model: Model, cases: Sequence[Case], expected: Expected, **opti
     """Other threads, kernels or fusion."""
     with model.engine(**options) as engine:
         for name, value in options.items():
-            assert getattr(engine.executor, name, value) == value
+            assert getattr(engine.executor, name) == value
         traces = run(engine, cases).traces
     assert_same(expected, traces, str(options))
 

@@ -62,6 +62,7 @@ class NativeExecutor:
         self.program = program
         self.kv_dtype = kv_dtype
         self.max_rows = max_rows
+        self.fusion = fusion
         self._num_blocks = num_blocks
         self._pid = os.getpid()
 
