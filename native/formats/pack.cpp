@@ -244,7 +244,7 @@ void store_q4(const FileGroup& g, Format format, int o, std::byte* block) {
     std::memcpy(&low, g.q + 8 * v, 4);
     std::memcpy(&high, g.q + 8 * v + 4, 4);
     const std::uint32_t both = low | high << 4;
-    std::memcpy(block + ((o / 8 * 4 + v) * 8 + o % 8) * 4, &both, 4);
+    std::memcpy(block + (v * kPanel + o) * 4, &both, 4);
   }
   if (format == Format::Q4) {
     store_half(block + 256 + 2 * o, g.scale[0]);

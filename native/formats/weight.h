@@ -6,9 +6,9 @@
 //   q4f  384 bytes  256 bytes of nibbles, f32 scale[16], f32 min[16]        the same, for Q4_K whose scales are no fp16
 //   q8   544 bytes  512 bytes of int8, fp16 scale[16]                       w = scale * q,        q in -127..127
 //                                                                           (-128 may come from a file and is exact)
-// Nibbles of q4/q4f: for c in 0,1 (outputs 8c..8c+7), v in 0..3: 32 bytes; dword j is output 8c+j; its byte i holds
-// k = 8v+i in the low nibble and k = 8v+4+i in the high one. q8: for s in 0..7, c in 0,1: 32 bytes; dword j holds
-// k = 4s..4s+3 of output 8c+j. Float formats: for each k, 16 values, one an output.
+// Nibbles of q4/q4f: for v in 0..3: 64 bytes; dword o is output o; its byte i holds k = 8v+i in the low nibble and
+// k = 8v+4+i in the high one. q8: for s in 0..7: 64 bytes; dword o holds k = 4s..4s+3 of output o. Float formats: for
+// each k, 16 values, one an output.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -64,11 +64,13 @@ struct Weight {
 };
 
 // Activations of one group of 32 inputs, quantised: x ~ d * q, s = d * sum(q). A row is blocks() of these, contiguous.
-struct QBlock {
+// One cache line each: what loads many rows' q at once would else pay for those that lie across two.
+struct alignas(64) QBlock {
+  std::int8_t q[kGroup];
   float d;
   float s;
-  std::int8_t q[kGroup];
+  std::int32_t offset;  // -128 * sum(q): kernels that read a signed weight w as the unsigned w + 128 add it
 };
-static_assert(sizeof(QBlock) == 40);
+static_assert(sizeof(QBlock) == 64);
 
 }  // namespace octavo

@@ -58,7 +58,7 @@ template <Format F, int R>
   __m256i dots[R][2];
 #pragma GCC unroll 4
   for (int v = 0; v < 4; ++v) {
-    const __m256i both0 = load_bytes(block + 32 * v), both1 = load_bytes(block + 32 * (4 + v));
+    const __m256i both0 = load_bytes(block + 64 * v), both1 = load_bytes(block + 64 * v + 32);
     const __m256i low0 = _mm256_and_si256(both0, nibble), low1 = _mm256_and_si256(both1, nibble);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
@@ -301,6 +301,7 @@ static inline void quantize_group(const float* x, QBlock& out) {
   const std::int32_t sum = sum_lanes(_mm256_add_epi32(_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3])));
   out.d = amax / 127.0f;
   out.s = out.d * static_cast<float>(sum);
+  out.offset = -128 * sum;
   // The packs work within 128-bit lanes; the permutation puts the groups of four back in order.
   const __m256i mixed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -323,7 +324,7 @@ static inline __m256 unpack_eight(Format format, const std::byte* block, int o, 
     return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q)), _mm256_set1_ps(scale));
   }
   std::uint32_t both;
-  std::memcpy(&both, block + (((o / 8) * 4 + v) * 8 + o % 8) * 4, 4);
+  std::memcpy(&both, block + (v * kPanel + o) * 4, 4);
   bytes = static_cast<std::uint64_t>(both >> 4 & 0x0f0f0f0fu) << 32 | (both & 0x0f0f0f0fu);
   if (format == Format::Q4) {
     std::uint16_t halves[2];

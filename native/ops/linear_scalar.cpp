@@ -27,14 +27,12 @@ struct Block {
 
 void unpack_nibbles(const std::byte* block, std::int16_t (&q)[kPanel][kGroup]) {
   std::uint8_t nibbles[kPanel][kGroup];
-  for (int c = 0; c < 2; ++c) {
-    for (int v = 0; v < 4; ++v) {
-      for (int j = 0; j < 8; ++j) {
-        const auto both = load<std::uint32_t>(block + ((c * 4 + v) * 8 + j) * 4);
-        const std::uint32_t low = both & 0x0f0f0f0fu, high = both >> 4 & 0x0f0f0f0fu;
-        std::memcpy(&nibbles[8 * c + j][8 * v], &low, 4);
-        std::memcpy(&nibbles[8 * c + j][8 * v + 4], &high, 4);
-      }
+  for (int v = 0; v < 4; ++v) {
+    for (int o = 0; o < kPanel; ++o) {
+      const auto both = load<std::uint32_t>(block + (v * kPanel + o) * 4);
+      const std::uint32_t low = both & 0x0f0f0f0fu, high = both >> 4 & 0x0f0f0f0fu;
+      std::memcpy(&nibbles[o][8 * v], &low, 4);
+      std::memcpy(&nibbles[o][8 * v + 4], &high, 4);
     }
   }
   for (int o = 0; o < kPanel; ++o) {
@@ -166,6 +164,7 @@ void quantize_group(const float (&x)[kGroup], QBlock& out) {
   }
   out.d = amax / 127.0f;
   out.s = out.d * static_cast<float>(sum);
+  out.offset = -128 * sum;
 }
 
 }  // namespace

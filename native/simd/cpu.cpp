@@ -5,6 +5,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace octavo {
 
@@ -18,6 +22,16 @@ std::uint64_t xcr0() {
   std::uint32_t low, high;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return static_cast<std::uint64_t>(high) << 32 | low;
+}
+
+// Linux saves tile registers only for a process that has asked for them (ARCH_REQ_XCOMP_PERM of state 18).
+bool tiles_granted() {
+#if defined(__linux__)
+  static const bool granted = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+  return granted;
+#else
+  return false;
+#endif
 }
 
 }  // namespace
@@ -35,7 +49,7 @@ CpuFeatures cpu_features() {
   f.avx2 = ymm && fma_f16c_avx && has(b, bit(5));
   f.avx512 = f.avx2 && zmm && has(b, bit(16) | bit(17) | bit(30) | bit(31));  // F, DQ, BW, VL
   f.avx512_vnni = f.avx512 && has(c, bit(11));
-  f.amx_int8 = tiles && has(d, bit(24) | bit(25));
+  f.amx_int8 = f.avx512_vnni && tiles && has(d, bit(24) | bit(25)) && tiles_granted();
   if (subleaves >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) f.avx_vnni = f.avx2 && has(a, bit(4));
   return f;
 }

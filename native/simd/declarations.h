@@ -24,5 +24,12 @@ OCTAVO_DECLARE_KERNELS
 namespace octavo::avx2 {
 OCTAVO_DECLARE_KERNELS
 }
+// Those that wider registers or tiles make faster; the rest of these tables is AVX2's.
+namespace octavo::avx512 {
+void linear(const LinearJob& job, std::int64_t panel_begin, std::int64_t panel_end);
+}
+namespace octavo::amx {
+void linear(const LinearJob& job, std::int64_t panel_begin, std::int64_t panel_end);
+}
 
 #undef OCTAVO_DECLARE_KERNELS

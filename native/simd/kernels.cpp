@@ -12,7 +12,10 @@ std::vector<const Kernels*> runnable() {  // best last
   std::vector<const Kernels*> tables = registered();
   tables.push_back(&scalar_kernels());
 #if defined(__x86_64__)
-  if (cpu_features().avx2) tables.push_back(&avx2_kernels());
+  const CpuFeatures cpu = cpu_features();
+  if (cpu.avx2) tables.push_back(&avx2_kernels());
+  if (cpu.avx512_vnni) tables.push_back(&avx512_kernels());
+  if (cpu.amx_int8) tables.push_back(&amx_kernels());
 #endif
   return tables;
 }

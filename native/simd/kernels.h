@@ -43,11 +43,16 @@ struct Kernels {
 };
 
 const Kernels& scalar_kernels();
-const Kernels& avx2_kernels();  // call only when cpu_features().avx2 (x86-64 builds only)
+// x86-64 builds only; to be called only when cpu_features() has avx2, avx512_vnni, amx_int8.
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+const Kernels& amx_kernels();
 
 struct CpuFeatures {
   bool avx2 = false;  // AVX2 + FMA + F16C, and the operating system saves the registers
-  bool avx512 = false, avx512_vnni = false, avx_vnni = false, amx_int8 = false;  // reported; no kernels use them yet
+  bool avx512 = false, avx512_vnni = false;
+  bool amx_int8 = false;  // with avx512_vnni, and the operating system grants this process the tile registers
+  bool avx_vnni = false;  // reported; no kernels use it
 };
 CpuFeatures cpu_features();
 

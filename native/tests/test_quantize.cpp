@@ -18,7 +18,7 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 bool same_bits(float a, float b) { return (std::isnan(a) && std::isnan(b)) || float_bits(a) == float_bits(b); }
 
 bool same_block(const QBlock& a, const QBlock& b) {
-  return same_bits(a.d, b.d) && same_bits(a.s, b.s) && std::memcmp(a.q, b.q, sizeof a.q) == 0;
+  return same_bits(a.d, b.d) && same_bits(a.s, b.s) && a.offset == b.offset && std::memcmp(a.q, b.q, sizeof a.q) == 0;
 }
 
 void quantize_is_the_same_in_every_table() {
@@ -48,7 +48,7 @@ void quantize_rounds_ties_to_even_and_marks_what_is_not_finite() {
     kernels.quantize(x, 5, &block);
     const int q[] = {-127, 0, 2, -2, 3};
     for (int i = 0; i < kGroup; ++i) CHECK(block.q[i] == (i < 5 ? q[i] : 0));
-    CHECK(block.d == 1.0f && block.s == -124.0f);
+    CHECK(block.d == 1.0f && block.s == -124.0f && block.offset == 128 * 124);
 
     const float bad[] = {1.0f, kNaN, 3.0f};
     kernels.quantize(bad, 3, &block);
