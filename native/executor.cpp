@@ -253,6 +253,7 @@ struct Runner {
     job.soft_cap = op.soft_cap;
     job.sequences = sequences.data();
     job.sequence_count = static_cast<std::int64_t>(sequences.size());
+    job.rows = attention.rows.data();
     job.partials = partials;
     team.share(static_cast<std::int64_t>(attention.items.size()), 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) kernels.attention(job, attention.items[i], attention_scratch);
@@ -374,7 +375,7 @@ void Executor::step(const BatchView& batch, const SamplingView& sampling, const 
       job.heads = op->heads;
       job.sequences = step.sequences.data();
       job.sequence_count = static_cast<std::int64_t>(step.sequences.size());
-      step.attention = attention_plan(job, team_.size());
+      step.attention = attention_plan(job, team_.size(), options_.cascade);
       break;
     }
   }

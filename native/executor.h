@@ -43,6 +43,7 @@ struct ExecutorOptions {
   std::int64_t num_blocks = 0;
   std::int64_t max_rows = 0;
   int threads = 1;
+  bool cascade = true;  // attention reads what sequences share once; the bits are the same without
   const Kernels* kernels = nullptr;
 };
 

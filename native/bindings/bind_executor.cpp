@@ -253,13 +253,14 @@ void bind_executor(nb::module_& m) {
           "__init__",
           [](NativeExecutor* self, const PlanBuilder& b, std::int64_t layers, std::int64_t kv_heads,
              std::int64_t head_dim, const std::string& kv_dtype, std::int64_t num_blocks, std::int64_t max_rows,
-             int threads, const std::string& kernels) {
+             int threads, bool cascade, const std::string& kernels) {
             ExecutorOptions options;
             if (kv_dtype != "f16" && kv_dtype != "f32") throw nb::value_error("kv_dtype: f16 or f32");
             options.kv = {layers, kv_heads, head_dim, kv_dtype == "f16" ? KVType::F16 : KVType::F32};
             options.num_blocks = num_blocks;
             options.max_rows = max_rows;
             options.threads = threads;
+            options.cascade = cascade;
             options.kernels = find_kernels(kernels);
             if (options.kernels == nullptr)
               throw nb::value_error(("no kernels named " + kernels + " for this CPU").c_str());
@@ -270,7 +271,7 @@ void bind_executor(nb::module_& m) {
             new (self) NativeExecutor{std::move(executor), b.weights, vocab, options.kernels->name, {}};
           },
           nb::arg("plan"), nb::kw_only(), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"),
-          nb::arg("kv_dtype"), nb::arg("num_blocks"), nb::arg("max_rows"), nb::arg("threads"), nb::arg("kernels"))
+          nb::arg("kv_dtype"), nb::arg("num_blocks"), nb::arg("max_rows"), nb::arg("threads"), nb::arg("cascade"), nb::arg("kernels"))
       .def("step", &step, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(),
            nb::arg("sequence_rows").noconvert(), nb::arg("block_tables").noconvert(),
            nb::arg("block_offsets").noconvert(), nb::arg("logit_rows").noconvert(), nb::arg("block_ops").noconvert(),

@@ -15,6 +15,9 @@
 //   segments in order: the first with an unmasked token is taken as it is; then m' = max(M, m), A = exp_(M - m'),
 //            B = exp_(m - m'), L = fma(L, A, l * B), O[d] = fma(O[d], A, o[d] * B)
 //   out[d] = O[d] / L
+//
+// Cascade: rows of several sequences whose tables begin with the same blocks share an item, and a span that lies wholly
+// in those blocks is read once for all of them. It only exchanges loops: each row keeps its own state and its order.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -43,6 +46,17 @@ struct SequenceRows {
   const std::int32_t* block_table = nullptr;  // block ids, covers positions 0 .. last
 };
 
+// One query row with what its item needs to know of it, in the order of the plan.
+struct AttentionRow {
+  std::int64_t row = 0;                       // of the batch: of q and out
+  std::int64_t position = 0;                  // absolute
+  const std::int32_t* block_table = nullptr;  // covers positions 0 .. position
+  // Leading tokens that lie in the same blocks of memory as those of the row before this one in the plan, whole blocks
+  // only; kAllShared when both are of one sequence. Rows a .. b share what the rows a + 1 .. b all share.
+  std::int64_t shared = 0;
+};
+inline constexpr std::int64_t kAllShared = std::int64_t{1} << 62;
+
 struct AttentionJob {
   const float* q = nullptr;  // [rows][q_stride], heads * head_dim columns
   std::int64_t q_stride = 0;
@@ -57,23 +71,25 @@ struct AttentionJob {
   float soft_cap = 0.0f;    // 0: none
   const SequenceRows* sequences = nullptr;
   std::int64_t sequence_count = 0;
-  float* partials = nullptr;  // [plan.partial_floats]
+  const AttentionRow* rows = nullptr;  // plan.rows
+  float* partials = nullptr;           // [plan.partial_floats]
 };
 
-// One piece of work: some query rows of one sequence, one KV head with its group of query heads, some segments.
-// Items are independent; any thread may take any item. All rows of an item have their own token in the same segment.
+// One piece of work: some rows of the plan, one KV head with its group of query heads, some segments. Items are
+// independent; any thread may take any item.
 struct AttentionItem {
-  std::int64_t sequence = 0, row_begin = 0, row_end = 0, kv_head = 0;
-  std::int64_t segment_begin = 0, segment_end = 0;
+  std::int64_t row_begin = 0, row_end = 0, kv_head = 0;  // rows: indices of plan.rows
+  std::int64_t segment_begin = 0, segment_end = 0;       // the end is that of the row with most segments
   // Negative: the item has all segments of its rows, merges them itself and writes `out`. Else it has one segment and
   // this is the index of its first partial; a partial is {m, l, o[head_dim]}, ordered [row][head of the group].
+  // The partials of rows that end before that segment mean nothing.
   std::int64_t partial = -1;
 };
 
-// The rows of one row tile and KV head whose segments were given to different items, and where their partials are:
+// The rows of the plan and the KV head whose segments were given to different items, and where their partials are:
 // (segment, row, head of the group) is at index partial + (segment * rows + row - row_begin) * group + head.
 struct AttentionMerge {
-  std::int64_t sequence = 0, row_begin = 0, row_end = 0, kv_head = 0, segments = 0, partial = 0;
+  std::int64_t row_begin = 0, row_end = 0, kv_head = 0, partial = 0;
 };
 
 struct AttentionScratch {  // one a thread, kept between items
@@ -81,15 +97,17 @@ struct AttentionScratch {  // one a thread, kept between items
 };
 
 struct AttentionPlan {
+  std::vector<AttentionRow> rows;      // each row of the batch once; neighbours share as much as can be
   std::vector<AttentionItem> items;    // the dearest first, so that threads that take the next one finish together
   std::vector<AttentionMerge> merges;  // empty: no merge phase is needed
   std::size_t partial_floats = 0;      // what AttentionJob::partials must hold
 };
 // Cuts a step's attention into items; the bits of the result are the same for every cut. Reads only sequences, heads,
 // kv_heads and head_dim, so one plan serves every layer of a step, whatever its q, out, window, scale or soft cap.
-AttentionPlan attention_plan(const AttentionJob& job, int threads);
+// Without `cascade` no item has rows of two sequences.
+AttentionPlan attention_plan(const AttentionJob& job, int threads, bool cascade = true);
 // After all items, when plan.merges is not empty: Kernels::attention_merge(job, plan, row_begin, row_end) merges the
-// segments of those rows, in order, into `out`. Rows can be shared out among threads.
+// segments of those rows of the plan, in order, into `out`. Rows can be shared out among threads.
 
 // Floats, 64-byte aligned, from the scratch; what an earlier call returned is void. Allocates nothing when the scratch
 // has been grown by reserve_attention_scratch for these shapes: threads of a step must not throw.

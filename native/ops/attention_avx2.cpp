@@ -25,11 +25,11 @@ inline float max_(float a, float b) { return a > b ? a : b; }
 // One item's KV head and what is known of its query vectors. Vector v is row v / group, head v % group.
 template <class T>
 struct Tile {
-  const std::int32_t* block_table;
-  const std::byte* head;  // this layer's and KV head's K in block 0
-  std::int64_t block_bytes, head_dim, vectors, group;
-  std::int64_t position;  // of row 0
-  std::int64_t window;
+  const AttentionRow* rows;
+  const std::int32_t* block_table;  // of the rows at hand
+  const std::byte* head;            // this layer's and KV head's K in block 0
+  std::int64_t block_bytes, head_dim, row_count, vectors, group;
+  std::int64_t window, first;  // the first token that any vector takes
   float soft_cap;
   float* q;  // [head_dim][vectors], scaled
   float* e;  // [vectors][64]: scores, then exponentials of the span
@@ -42,7 +42,7 @@ struct Tile {
     return reinterpret_cast<const T*>(head + block_table[block] * block_bytes);
   }
   const T* values(std::int64_t block) const { return keys(block) + head_dim * kBlockTokens; }
-  std::int64_t row_position(std::int64_t v) const { return position + v / group; }
+  std::int64_t row_position(std::int64_t v) const { return rows[v / group].position; }
   std::int64_t first_token(std::int64_t v) const {
     const std::int64_t p = row_position(v);
     return window > 0 && p >= window ? p - window + 1 : 0;
@@ -217,13 +217,14 @@ void update_vectors(const Tile<T>& tile, std::int64_t v, std::int64_t begin, std
   add_values_from<T, R, C>(tile, v, block, count, 0);
 }
 
+// One span for the vectors [v, v_end), which find it in the same blocks.
 template <class T>
-void update_span(const Tile<T>& tile, std::int64_t begin, std::int64_t last_block) {
+void update_span(const Tile<T>& tile, std::int64_t v, std::int64_t v_end, std::int64_t begin, std::int64_t last_block) {
   bool first = true;
-  for (std::int64_t v = 0; v < tile.vectors;) {
+  while (v < v_end) {
     const std::int64_t count = tile.span_blocks(v, begin);
     std::int64_t end = v + tile.group;  // a run of vectors that take the same blocks
-    while (end < tile.vectors && tile.span_blocks(end, begin) == count) end += tile.group;
+    while (end < v_end && tile.span_blocks(end, begin) == count) end += tile.group;
     if (count == 0) {
       v = end;
       continue;
@@ -257,19 +258,41 @@ void update_span(const Tile<T>& tile, std::int64_t begin, std::int64_t last_bloc
   }
 }
 
+// The spans from `begin` on, of one segment, for rows that share what is before `begin`. Rows share each span until
+// their block tables part; from there on each part goes on by itself.
 template <class T>
-void update_segment(const Tile<T>& tile, std::int64_t segment) {
+void update_rows(Tile<T>& tile, std::int64_t row_begin, std::int64_t row_end, std::int64_t begin) {
+  const std::int64_t segment_end = (begin / kSegmentTokens + 1) * kSegmentTokens;
+  std::int64_t shared = kAllShared, last = tile.rows[row_begin].position;
+  for (std::int64_t r = row_begin + 1; r < row_end; ++r) {
+    if (tile.rows[r].shared < shared) shared = tile.rows[r].shared;
+    if (tile.rows[r].position > last) last = tile.rows[r].position;
+  }
+  if (last >= segment_end) last = segment_end - 1;
+  const AttentionRow& reader = tile.rows[row_end - 1];  // the last of its sequence: its table has all that is read
+  tile.block_table = reader.block_table;
+  const std::int64_t last_block = (reader.position < last ? reader.position : last) / kBlockTokens;
+  for (; begin <= last && begin + kSpanTokens <= shared; begin += kSpanTokens) {
+    update_span(tile, row_begin * tile.group, row_end * tile.group, begin, last_block);
+  }
+  if (begin > last) return;
+  for (std::int64_t r = row_begin; r < row_end;) {
+    const std::int64_t part = r;
+    for (++r; r < row_end && tile.rows[r].shared >= begin + kSpanTokens;) ++r;
+    update_rows(tile, part, r, begin);
+  }
+}
+
+template <class T>
+void update_segment(Tile<T>& tile, std::int64_t segment) {
   for (std::int64_t v = 0; v < tile.vectors; ++v) {
     tile.m[v] = -scalar::infinity_();
     tile.l[v] = 0.0f;
   }
   for (std::int64_t i = 0; i < tile.vectors * tile.head_dim; i += 8) _mm256_storeu_ps(tile.o + i, _mm256_setzero_ps());
-  std::int64_t last = tile.row_position(tile.vectors - 1);
-  if (last >= (segment + 1) * kSegmentTokens) last = (segment + 1) * kSegmentTokens - 1;
-  std::int64_t begin = segment * kSegmentTokens;
-  const std::int64_t first = tile.first_token(0) / kSpanTokens * kSpanTokens;
-  if (begin < first) begin = first;
-  for (; begin <= last; begin += kSpanTokens) update_span(tile, begin, last / kBlockTokens);
+  std::int64_t begin = tile.first / kSpanTokens * kSpanTokens;
+  if (begin < segment * kSegmentTokens) begin = segment * kSegmentTokens;
+  if (begin < (segment + 1) * kSegmentTokens) update_rows(tile, 0, tile.row_count, begin);
 }
 
 // (M, L, O) = (M, L, O) merged with the segment (m, l, o); head_dim is a multiple of 8.
@@ -292,7 +315,6 @@ void write_out(const float* o, float l, std::int64_t head_dim, float* out) {
 
 template <class T>
 void run(const AttentionJob& job, const AttentionItem& item, AttentionScratch& scratch) {
-  const SequenceRows& rows = job.sequences[item.sequence];
   const std::int64_t head_dim = job.layout.head_dim, group = job.heads / job.layout.kv_heads;
   const std::int64_t vectors = (item.row_end - item.row_begin) * group, padded = (vectors + 15) / 16 * 16;
   float* next = attention_scratch(scratch, attention_scratch_floats(vectors, head_dim));
@@ -302,14 +324,18 @@ void run(const AttentionJob& job, const AttentionItem& item, AttentionScratch& s
     return p;
   };
   Tile<T> tile;
-  tile.block_table = rows.block_table;
+  tile.rows = job.rows + item.row_begin;
+  tile.row_count = item.row_end - item.row_begin;
   tile.head = job.pool + job.layer * job.layout.layer_bytes() + item.kv_head * job.layout.head_bytes();
   tile.block_bytes = job.layout.block_bytes();
   tile.head_dim = head_dim;
   tile.vectors = vectors;
   tile.group = group;
-  tile.position = rows.first_position + item.row_begin - rows.row_begin;
   tile.window = job.window;
+  tile.first = tile.first_token(0);
+  for (std::int64_t v = group; v < vectors; v += group) {
+    if (tile.first_token(v) < tile.first) tile.first = tile.first_token(v);
+  }
   tile.soft_cap = job.soft_cap;
   tile.e = take(kSpanTokens);
   tile.q = take(head_dim);
@@ -320,7 +346,7 @@ void run(const AttentionJob& job, const AttentionItem& item, AttentionScratch& s
   float *all_o = take(head_dim), *all_m = take(1), *all_l = take(1);
 
   const auto place = [&](float* base, std::int64_t stride, std::int64_t v) {  // vector v's columns of q or out
-    return base + (item.row_begin + v / group) * stride + (item.kv_head * group + v % group) * head_dim;
+    return base + tile.rows[v / group].row * stride + (item.kv_head * group + v % group) * head_dim;
   };
   for (std::int64_t v = 0; v < vectors; ++v) {
     const float* q = place(const_cast<float*>(job.q), job.q_stride, v);
@@ -338,22 +364,22 @@ void run(const AttentionJob& job, const AttentionItem& item, AttentionScratch& s
     }
     return;
   }
-  const std::int64_t first = tile.first_token(0) / kSegmentTokens;
-  for (std::int64_t s = first; s < item.segment_end; ++s) {
+  for (std::int64_t s = tile.first / kSegmentTokens; s < item.segment_end; ++s) {
     update_segment(tile, s);
     for (std::int64_t v = 0; v < vectors; ++v) {
       const float* o = tile.o + v * head_dim;
       const std::int64_t own_first = tile.first_token(v) / kSegmentTokens;
-      if (s == item.segment_end - 1 && s == own_first) {
+      const std::int64_t own_last = tile.row_position(v) / kSegmentTokens;
+      if (s == own_last && s == own_first) {
         write_out(o, tile.l[v], head_dim, place(job.out, job.out_stride, v));
       } else if (s == own_first) {
         all_m[v] = tile.m[v];
         all_l[v] = tile.l[v];
         for (std::int64_t d = 0; d < head_dim; d += 8)
           _mm256_storeu_ps(all_o + v * head_dim + d, _mm256_loadu_ps(o + d));
-      } else if (s > own_first) {
+      } else if (s > own_first && s <= own_last) {
         merge(all_m[v], all_l[v], all_o + v * head_dim, tile.m[v], tile.l[v], o, head_dim);
-        if (s == item.segment_end - 1)
+        if (s == own_last)
           write_out(all_o + v * head_dim, all_l[v], head_dim, place(job.out, job.out_stride, v));
       }
     }
@@ -376,23 +402,22 @@ void attention_merge(const AttentionJob& job, const AttentionPlan& plan, std::in
   const std::int64_t head_dim = job.layout.head_dim, group = job.heads / job.layout.kv_heads;
   if (head_dim % 8 != 0) return scalar::attention_merge(job, plan, row_begin, row_end);
   for (const AttentionMerge& piece : plan.merges) {
-    const SequenceRows& rows = job.sequences[piece.sequence];
     const std::int64_t count = piece.row_end - piece.row_begin;
-    for (std::int64_t row = piece.row_begin; row < piece.row_end; ++row) {
-      if (row < row_begin || row >= row_end) continue;
-      const std::int64_t position = rows.first_position + row - rows.row_begin;
-      const bool windowed = job.window > 0 && position >= job.window;
-      const std::int64_t first = windowed ? (position - job.window + 1) / kSegmentTokens : 0;
+    for (std::int64_t r = piece.row_begin; r < piece.row_end; ++r) {
+      if (r < row_begin || r >= row_end) continue;
+      const AttentionRow& row = plan.rows[static_cast<std::size_t>(r)];
+      const bool windowed = job.window > 0 && row.position >= job.window;
+      const std::int64_t first = windowed ? (row.position - job.window + 1) / kSegmentTokens : 0;
       for (std::int64_t g = 0; g < group; ++g) {
         const auto partial = [&](std::int64_t s) {
-          return job.partials + (piece.partial + (s * count + row - piece.row_begin) * group + g) * (2 + head_dim);
+          return job.partials + (piece.partial + (s * count + r - piece.row_begin) * group + g) * (2 + head_dim);
         };
         float* all = partial(first);  // overwritten: every partial is read once
-        for (std::int64_t s = first + 1; s < piece.segments; ++s) {
+        for (std::int64_t s = first + 1; s <= row.position / kSegmentTokens; ++s) {
           const float* p = partial(s);
           merge(all[0], all[1], all + 2, p[0], p[1], p + 2, head_dim);
         }
-        write_out(all + 2, all[1], head_dim, job.out + row * job.out_stride + (piece.kv_head * group + g) * head_dim);
+        write_out(all + 2, all[1], head_dim, job.out + row.row * job.out_stride + (piece.kv_head * group + g) * head_dim);
       }
     }
   }

@@ -114,29 +114,29 @@ std::int64_t first_token(const AttentionJob& job, std::int64_t position) {
 
 void attention(const AttentionJob& job, const AttentionItem& item, AttentionScratch& scratch) {
   const std::int64_t head_dim = job.layout.head_dim, group = job.heads / job.layout.kv_heads;
-  const SequenceRows& rows = job.sequences[item.sequence];
   float* q = attention_scratch(scratch, static_cast<std::size_t>(3 * head_dim));
   State all{0.0f, 0.0f, q + head_dim}, segment{0.0f, 0.0f, q + 2 * head_dim};
-  for (std::int64_t row = item.row_begin; row < item.row_end; ++row) {
-    const std::int64_t position = rows.first_position + row - rows.row_begin;
+  for (std::int64_t r = item.row_begin; r < item.row_end; ++r) {
+    const AttentionRow& row = job.rows[r];
     for (std::int64_t g = 0; g < group; ++g) {
       const std::int64_t head = item.kv_head * group + g;
-      const float* source = job.q + row * job.q_stride + head * head_dim;
+      const float* source = job.q + row.row * job.q_stride + head * head_dim;
       for (std::int64_t d = 0; d < head_dim; ++d) q[d] = source[d] * job.scale;
-      const Query query{job, rows.block_table, item.kv_head, position, first_token(job, position), q};
+      const Query query{job, row.block_table, item.kv_head, row.position, first_token(job, row.position), q};
       const std::int64_t first_segment = query.first_token / kSegmentTokens;
+      const std::int64_t own_end = row.position / kSegmentTokens + 1;
       all.clear(head_dim);
       for (std::int64_t s = item.segment_begin > first_segment ? item.segment_begin : first_segment;
-           s < item.segment_end; ++s) {
+           s < item.segment_end && s < own_end; ++s) {
         State& state = s == first_segment || item.partial >= 0 ? all : segment;
         state.clear(head_dim);
         update_segment(query, s, state);
         if (&state == &segment) merge(all, segment, head_dim);
       }
       if (item.partial < 0) {
-        write_out(all, head_dim, job.out + row * job.out_stride + head * head_dim);
+        write_out(all, head_dim, job.out + row.row * job.out_stride + head * head_dim);
       } else {
-        float* partial = job.partials + (item.partial + (row - item.row_begin) * group + g) * (2 + head_dim);
+        float* partial = job.partials + (item.partial + (r - item.row_begin) * group + g) * (2 + head_dim);
         partial[0] = all.m;
         partial[1] = all.l;
         for (std::int64_t d = 0; d < head_dim; ++d) partial[2 + d] = all.o[d];
@@ -148,20 +148,20 @@ void attention(const AttentionJob& job, const AttentionItem& item, AttentionScra
 void attention_merge(const AttentionJob& job, const AttentionPlan& plan, std::int64_t row_begin, std::int64_t row_end) {
   const std::int64_t head_dim = job.layout.head_dim, group = job.heads / job.layout.kv_heads;
   for (const AttentionMerge& piece : plan.merges) {
-    const SequenceRows& rows = job.sequences[piece.sequence];
     const std::int64_t count = piece.row_end - piece.row_begin;
-    for (std::int64_t row = piece.row_begin; row < piece.row_end; ++row) {
-      if (row < row_begin || row >= row_end) continue;
-      const std::int64_t first_segment = first_token(job, rows.first_position + row - rows.row_begin) / kSegmentTokens;
+    for (std::int64_t r = piece.row_begin; r < piece.row_end; ++r) {
+      if (r < row_begin || r >= row_end) continue;
+      const AttentionRow& row = plan.rows[static_cast<std::size_t>(r)];
+      const std::int64_t first_segment = first_token(job, row.position) / kSegmentTokens;
       for (std::int64_t g = 0; g < group; ++g) {
         const auto partial = [&](std::int64_t s) {
-          const std::int64_t index = piece.partial + (s * count + row - piece.row_begin) * group + g;
+          const std::int64_t index = piece.partial + (s * count + r - piece.row_begin) * group + g;
           float* p = job.partials + index * (2 + head_dim);
           return State{p[0], p[1], p + 2};
         };
         State all = partial(first_segment);  // its o is overwritten: every partial is read once
-        for (std::int64_t s = first_segment + 1; s < piece.segments; ++s) merge(all, partial(s), head_dim);
-        write_out(all, head_dim, job.out + row * job.out_stride + (piece.kv_head * group + g) * head_dim);
+        for (std::int64_t s = first_segment + 1; s <= row.position / kSegmentTokens; ++s) merge(all, partial(s), head_dim);
+        write_out(all, head_dim, job.out + row.row * job.out_stride + (piece.kv_head * group + g) * head_dim);
       }
     }
   }

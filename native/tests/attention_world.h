@@ -116,6 +116,7 @@ struct World {
     partials.assign(plan.partial_floats, std::numeric_limits<float>::quiet_NaN());
     partials.shrink_to_fit();
     job.partials = partials.data();
+    job.rows = plan.rows.data();
     for (auto item = plan.items.rbegin(); item != plan.items.rend(); ++item) {
       AttentionScratch scratch;
       kernels.attention(job, *item, scratch);
@@ -125,23 +126,26 @@ struct World {
     return out;
   }
 
-  // A cut by hand: tiles of `tile_rows` rows, every segment an item of its own.
+  // A cut by hand: tiles of `tile_rows` rows in the order of the batch, every segment an item of its own.
   AttentionPlan cut(std::int64_t tile_rows, bool split_segments) const {
     AttentionPlan plan;
     std::int64_t partials_used = 0;
-    for (std::int64_t s = 0; s < job.sequence_count; ++s) {
-      const SequenceRows& seq = sequences[static_cast<std::size_t>(s)];
+    for (const SequenceRows& seq : sequences) {
+      for (std::int64_t row = seq.row_begin; row < seq.row_end; ++row) {
+        plan.rows.push_back(
+            {row, seq.first_position + row - seq.row_begin, seq.block_table, row > seq.row_begin ? kAllShared : 0});
+      }
       for (std::int64_t row = seq.row_begin; row < seq.row_end;) {
-        const std::int64_t p = seq.first_position + row - seq.row_begin, segments = p / kSegmentTokens + 1;
+        const std::int64_t p = plan.rows[static_cast<std::size_t>(row)].position, segments = p / kSegmentTokens + 1;
         const std::int64_t end = std::min({row + tile_rows, seq.row_end, row + segments * kSegmentTokens - p});
         for (std::int64_t h = 0; h < layout.kv_heads; ++h) {
           if (!split_segments) {
-            plan.items.push_back({s, row, end, h, 0, segments, -1});
+            plan.items.push_back({row, end, h, 0, segments, -1});
             continue;
           }
-          plan.merges.push_back({s, row, end, h, segments, partials_used});
+          plan.merges.push_back({row, end, h, partials_used});
           for (std::int64_t g = 0; g < segments; ++g) {
-            plan.items.push_back({s, row, end, h, g, g + 1, partials_used});
+            plan.items.push_back({row, end, h, g, g + 1, partials_used});
             partials_used += (end - row) * (job.heads / layout.kv_heads);
           }
         }

@@ -74,7 +74,7 @@ void attention_merging_backwards(const AttentionJob& job, const AttentionItem& i
     one.partial = s * group;
     base().attention(split, one, scratch);
   }
-  merge_backwards(job, partials.data(), segments, item.row_begin, item.kv_head);
+  merge_backwards(job, partials.data(), segments, job.rows[item.row_begin].row, item.kv_head);
 }
 
 void attention_merge_backwards(const AttentionJob& job, const AttentionPlan& plan, std::int64_t row_begin,
@@ -82,8 +82,9 @@ void attention_merge_backwards(const AttentionJob& job, const AttentionPlan& pla
   base().attention_merge(job, plan, row_begin, row_end);
   for (const AttentionMerge& merge : plan.merges) {
     if (merge.row_end - merge.row_begin != 1 || merge.row_begin < row_begin || merge.row_begin >= row_end) continue;
-    merge_backwards(job, job.partials + merge.partial * (job.layout.head_dim + 2), merge.segments, merge.row_begin,
-                    merge.kv_head);
+    const AttentionRow& row = plan.rows[static_cast<std::size_t>(merge.row_begin)];
+    merge_backwards(job, job.partials + merge.partial * (job.layout.head_dim + 2), row.position / kSegmentTokens + 1,
+                    row.row, merge.kv_head);
   }
 }
 

@@ -210,10 +210,12 @@ void test_a_plan_covers_every_row_once_and_feeds_the_threads() {
   World mixed({9, 3, 64}, KVType::F16, {{0, 300}, {2000, 1}, {1000, 40}, {7, 1}});
   for (const int threads : {1, 2, 64}) {
     std::vector<int> seen(static_cast<std::size_t>(mixed.rows * 3 * 3), 0);
-    for (const AttentionItem& item : attention_plan(mixed.job, threads).items) {
+    const AttentionPlan plan = attention_plan(mixed.job, threads);
+    for (const AttentionItem& item : plan.items) {
       for (std::int64_t r = item.row_begin; r < item.row_end; ++r) {
-        for (std::int64_t g = item.segment_begin; g < item.segment_end; ++g)
-          ++seen[static_cast<std::size_t>((r * 3 + item.kv_head) * 3 + g)];
+        const AttentionRow& row = plan.rows[static_cast<std::size_t>(r)];
+        for (std::int64_t g = item.segment_begin; g < std::min(item.segment_end, row.position / kSegmentTokens + 1); ++g)
+          ++seen[static_cast<std::size_t>((row.row * 3 + item.kv_head) * 3 + g)];
       }
     }
     for_every_row(mixed, [&](std::size_t, std::int64_t position, std::int64_t row, std::int64_t head) {

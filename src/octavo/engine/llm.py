@@ -57,6 +57,7 @@ class LLM:
         threads: int | None = None,
         kernels: str = "auto",
         fusion: bool = True,
+        cascade: bool = True,
         policy: str = "fcfs",
         max_num_seqs: int = MAX_BATCH_SEQUENCES,
         inter_token_target: float = 0.1,
@@ -84,6 +85,7 @@ class LLM:
             threads=threads,
             kernels=kernels,
             fusion=fusion,
+            cascade=cascade,
         )
         checkpoint.release_pages()  # all weights are packed: their file need not stay in memory
         config = EngineConfig(

@@ -35,7 +35,8 @@ def kv_block_bytes(program: Program, kv_dtype: str) -> int:
 class NativeExecutor:
     """Implements `Executor` on the CPU. One step at a time; use after fork() raises EngineClosedError.
 
-    kernels: "auto", or one of `octavo._native.kernel_names()`. fusion=False runs every operation on its own, for tests.
+    kernels: "auto", or one of `octavo._native.kernel_names()`. fusion=False runs every operation on its own and cascade=False
+    reads a prefix that sequences share once for each of them; both are for tests, for they change no bit.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class NativeExecutor:
         threads: int | None = None,
         kernels: str = "auto",
         fusion: bool = True,
+        cascade: bool = True,
     ) -> None:
         kv_block_bytes(program, kv_dtype)
         if not 1 <= max_rows <= MAX_STEP_ROWS:
@@ -63,6 +65,7 @@ class NativeExecutor:
         self.kv_dtype = kv_dtype
         self.max_rows = max_rows
         self.fusion = fusion
+        self.cascade = cascade
         self._num_blocks = num_blocks
         self._pid = os.getpid()
 
@@ -80,6 +83,7 @@ class NativeExecutor:
             num_blocks=num_blocks,
             max_rows=max_rows,
             threads=self.threads,
+            cascade=cascade,
             kernels=kernels,
         )
         self.kernels: str = self._native.kernels
