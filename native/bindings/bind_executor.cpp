@@ -271,7 +271,8 @@ void bind_executor(nb::module_& m) {
             new (self) NativeExecutor{std::move(executor), b.weights, vocab, options.kernels->name, {}};
           },
           nb::arg("plan"), nb::kw_only(), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"),
-          nb::arg("kv_dtype"), nb::arg("num_blocks"), nb::arg("max_rows"), nb::arg("threads"), nb::arg("cascade"), nb::arg("kernels"))
+          nb::arg("kv_dtype"), nb::arg("num_blocks"), nb::arg("max_rows"), nb::arg("threads"), nb::arg("cascade"),
+          nb::arg("kernels"))
       .def("step", &step, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(),
            nb::arg("sequence_rows").noconvert(), nb::arg("block_tables").noconvert(),
            nb::arg("block_offsets").noconvert(), nb::arg("logit_rows").noconvert(), nb::arg("block_ops").noconvert(),

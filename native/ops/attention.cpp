@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <tuple>
 
 namespace octavo {
@@ -93,7 +94,11 @@ AttentionPlan attention_plan(const AttentionJob& job, int threads, bool cascade)
   const std::int64_t wanted = threads > 1 ? 4 * threads : 1;
   std::int64_t tile_rows = std::max<std::int64_t>(kTileVectors / group, 1);
   std::vector<Tile> tiles = cut_rows(plan.rows, tile_rows);
-  while (tile_rows > 1 && static_cast<std::int64_t>(tiles.size()) * kv_heads < wanted) {
+  const auto pieces = [&] {  // the items there would be if every tile were cut by segments
+    return std::accumulate(tiles.begin(), tiles.end(), std::int64_t{0},
+                           [&](std::int64_t sum, const Tile& t) { return sum + t.segments * kv_heads; });
+  };
+  while (tile_rows > 1 && pieces() < wanted) {
     tile_rows /= 2;
     tiles = cut_rows(plan.rows, tile_rows);
   }
@@ -118,8 +123,7 @@ AttentionPlan attention_plan(const AttentionJob& job, int threads, bool cascade)
   for (std::size_t i = 0; i < tiles.size(); ++i) {
     const Tile& t = tiles[i];
     if (i < next && t.segments > 1) continue;
-    for (std::int64_t h = 0; h < kv_heads; ++h)
-      plan.items.push_back({t.row_begin, t.row_end, h, 0, t.segments, -1});
+    for (std::int64_t h = 0; h < kv_heads; ++h) plan.items.push_back({t.row_begin, t.row_end, h, 0, t.segments, -1});
   }
   plan.partial_floats = static_cast<std::size_t>(partials * (2 + job.layout.head_dim));
   return plan;

@@ -379,8 +379,7 @@ void run(const AttentionJob& job, const AttentionItem& item, AttentionScratch& s
           _mm256_storeu_ps(all_o + v * head_dim + d, _mm256_loadu_ps(o + d));
       } else if (s > own_first && s <= own_last) {
         merge(all_m[v], all_l[v], all_o + v * head_dim, tile.m[v], tile.l[v], o, head_dim);
-        if (s == own_last)
-          write_out(all_o + v * head_dim, all_l[v], head_dim, place(job.out, job.out_stride, v));
+        if (s == own_last) write_out(all_o + v * head_dim, all_l[v], head_dim, place(job.out, job.out_stride, v));
       }
     }
   }
@@ -417,7 +416,8 @@ void attention_merge(const AttentionJob& job, const AttentionPlan& plan, std::in
           const float* p = partial(s);
           merge(all[0], all[1], all + 2, p[0], p[1], p + 2, head_dim);
         }
-        write_out(all + 2, all[1], head_dim, job.out + row.row * job.out_stride + (piece.kv_head * group + g) * head_dim);
+        write_out(all + 2, all[1], head_dim,
+                  job.out + row.row * job.out_stride + (piece.kv_head * group + g) * head_dim);
       }
     }
   }

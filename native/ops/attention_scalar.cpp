@@ -160,7 +160,8 @@ void attention_merge(const AttentionJob& job, const AttentionPlan& plan, std::in
           return State{p[0], p[1], p + 2};
         };
         State all = partial(first_segment);  // its o is overwritten: every partial is read once
-        for (std::int64_t s = first_segment + 1; s <= row.position / kSegmentTokens; ++s) merge(all, partial(s), head_dim);
+        for (std::int64_t s = first_segment + 1; s <= row.position / kSegmentTokens; ++s)
+          merge(all, partial(s), head_dim);
         write_out(all, head_dim, job.out + row.row * job.out_stride + (piece.kv_head * group + g) * head_dim);
       }
     }

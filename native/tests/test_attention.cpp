@@ -214,7 +214,8 @@ void test_a_plan_covers_every_row_once_and_feeds_the_threads() {
     for (const AttentionItem& item : plan.items) {
       for (std::int64_t r = item.row_begin; r < item.row_end; ++r) {
         const AttentionRow& row = plan.rows[static_cast<std::size_t>(r)];
-        for (std::int64_t g = item.segment_begin; g < std::min(item.segment_end, row.position / kSegmentTokens + 1); ++g)
+        for (std::int64_t g = item.segment_begin; g < std::min(item.segment_end, row.position / kSegmentTokens + 1);
+             ++g)
           ++seen[static_cast<std::size_t>((row.row * 3 + item.kv_head) * 3 + g)];
       }
     }
