@@ -125,6 +125,25 @@ struct Batch {
     std::iota(logit_rows.begin(), logit_rows.end(), 0);
   }
 
+  // One more token for each of `count` sequences that share the blocks before `position`, which is a block's first.
+  static Batch sharing(std::int64_t position, std::int32_t count) {
+    Batch batch(position, position);
+    batch.rows.resize(1);
+    batch.offsets.resize(1);
+    batch.tables.clear();
+    for (std::int32_t s = 0; s < count; ++s) {
+      batch.ids.push_back(s * 5 % static_cast<std::int32_t>(kVocab));
+      batch.positions.push_back(position);
+      batch.rows.push_back(s + 1);
+      for (std::int32_t b = 0; b < position / kBlockTokens; ++b) batch.tables.push_back(b);
+      batch.tables.push_back(150 + s);
+      batch.ops.insert(batch.ops.end(), {150 + s, -1, 0});
+      batch.offsets.push_back(static_cast<std::int32_t>(batch.tables.size()));
+      batch.logit_rows.push_back(s);
+    }
+    return batch;
+  }
+
   BatchView view() const {
     BatchView b;
     b.token_ids = ids.data();
@@ -132,7 +151,7 @@ struct Batch {
     b.rows = static_cast<std::int64_t>(ids.size());
     b.sequence_rows = rows.data();
     b.block_offsets = offsets.data();
-    b.sequences = 2;
+    b.sequences = static_cast<std::int64_t>(rows.size()) - 1;
     b.block_tables = tables.data();
     b.block_table_size = static_cast<std::int64_t>(tables.size());
     b.logit_rows = logit_rows.data();
@@ -168,9 +187,9 @@ struct Sampling {
   }
 };
 
-std::vector<float> run(Executor& executor, std::int64_t begin, std::int64_t end) {
-  const Batch batch(begin, end);
+std::vector<float> run(Executor& executor, const Batch& batch) {
   const std::size_t n = batch.ids.size();
+  CHECK(n > 0 && n <= 200);
   const Sampling sampling(n);
   CHECK(executor.check(batch.view()).empty());
   CHECK(validate(sampling.view()).empty());
@@ -185,12 +204,17 @@ std::vector<float> run(Executor& executor, std::int64_t begin, std::int64_t end)
   return logits;
 }
 
-std::unique_ptr<Executor> make(const Plan& plan, int threads, const std::string& kernels) {
+std::vector<float> run(Executor& executor, std::int64_t begin, std::int64_t end) {
+  return run(executor, Batch(begin, end));
+}
+
+std::unique_ptr<Executor> make(const Plan& plan, int threads, const std::string& kernels, bool cascade = true) {
   ExecutorOptions options;
   options.kv = {kLayers, kKvHeads, kHeadDim, KVType::F16};
   options.num_blocks = 200;
   options.max_rows = 200;
   options.threads = threads;
+  options.cascade = cascade;
   options.kernels = find_kernels(kernels);
   std::string error;
   std::unique_ptr<Executor> executor = Executor::make(plan, options, error);
@@ -215,6 +239,31 @@ void test_threads_kernels_and_cuts_give_the_same_bits(const Plan& plan) {
             CHECK(std::memcmp(part.data() + s * size, whole, size * sizeof(float)) == 0);
           }
         }
+      }
+    }
+  }
+}
+
+void test_sequences_that_share_a_prefix_have_the_bits_of_each_alone(const Plan& plan) {
+  const std::int64_t prefix = 96;
+  const std::int32_t count = 29;
+  std::vector<float> alone;
+  const std::unique_ptr<Executor> one = make(plan, 1, "scalar");
+  run(*one, 0, prefix);
+  for (std::int32_t s = 0; s < count; ++s) {
+    Batch batch = Batch::sharing(prefix, 1);
+    batch.ids[0] = s * 5 % static_cast<std::int32_t>(kVocab);
+    const std::vector<float> logits = run(*one, batch);
+    alone.insert(alone.end(), logits.begin(), logits.end());
+  }
+  for (const std::string& kernels : kernel_names()) {
+    for (int threads : {1, 2, 4}) {
+      for (bool cascade : {false, true}) {
+        const std::unique_ptr<Executor> executor = make(plan, threads, kernels, cascade);
+        run(*executor, 0, prefix);
+        const std::vector<float> together = run(*executor, Batch::sharing(prefix, count));
+        CHECK(together.size() == alone.size());
+        CHECK(std::memcmp(together.data(), alone.data(), alone.size() * sizeof(float)) == 0);
       }
     }
   }
@@ -344,6 +393,7 @@ int main() {
   Model model;
   const Plan plan = make_plan(model);
   test_threads_kernels_and_cuts_give_the_same_bits(plan);
+  test_sequences_that_share_a_prefix_have_the_bits_of_each_alone(plan);
   test_a_plan_that_does_not_fit_together_is_refused(plan);
   test_a_plan_that_would_do_harm_is_refused(plan);
   test_sizes_that_overflow_are_refused(plan);
