@@ -77,9 +77,7 @@ def main() -> None:
 
 
 def _decode(llm: LLM, prompts: Prompts, tokens: int) -> list[RequestOutput]:
-    outputs = llm.generate(
-        prompts, SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True), use_tqdm=False
-    )
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True), use_tqdm=False)
     for prompt, output in zip(prompts, outputs):
         if output.error is not None:
             raise output.error

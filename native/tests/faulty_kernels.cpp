@@ -77,6 +77,20 @@ void attention_merging_backwards(const AttentionJob& job, const AttentionItem& i
   merge_backwards(job, partials.data(), segments, job.rows[item.row_begin].row, item.kv_head);
 }
 
+// Sequences that share an item merge their segments backwards: what they share comes last.
+void attention_merging_the_prefix_last(const AttentionJob& job, const AttentionItem& item, AttentionScratch& scratch) {
+  bool shared = false;
+  for (std::int64_t r = item.row_begin + 1; r < item.row_end; ++r) shared |= job.rows[r].shared != kAllShared;
+  if (!shared || item.partial >= 0) {
+    base().attention(job, item, scratch);
+    return;
+  }
+  for (std::int64_t r = item.row_begin; r < item.row_end; ++r) {
+    const std::int64_t segments = job.rows[r].position / kSegmentTokens + 1;
+    attention_merging_backwards(job, {r, r + 1, item.kv_head, 0, segments, -1}, scratch);
+  }
+}
+
 void attention_merge_backwards(const AttentionJob& job, const AttentionPlan& plan, std::int64_t row_begin,
                                std::int64_t row_end) {
   base().attention_merge(job, plan, row_begin, row_end);
@@ -124,7 +138,7 @@ void sample_by_call(const SampleRow& row, SampleScratch& scratch, SampleResult& 
 }  // namespace
 
 void register_faulty_kernels() {
-  static Kernels linear = base(), merge = base(), norm = base(), lse = base(), randomness = base();
+  static Kernels linear = base(), merge = base(), norm = base(), lse = base(), randomness = base(), cascade = base();
   static bool done = false;
   if (done) return;
   done = true;
@@ -133,13 +147,15 @@ void register_faulty_kernels() {
   merge.name = "faulty-segment-merge";
   merge.attention = attention_merging_backwards;
   merge.attention_merge = attention_merge_backwards;
+  cascade.name = "faulty-cascade";
+  cascade.attention = attention_merging_the_prefix_last;
   norm.name = "faulty-norm-sums";
   norm.rms_norm = norm_by_address;
   lse.name = "faulty-log-sum-exp";
   lse.sample_row = log_sum_exp_by_row;
   randomness.name = "faulty-randomness";
   randomness.sample_row = sample_by_call;
-  for (const Kernels* table : {&linear, &merge, &norm, &lse, &randomness}) register_kernels(table);
+  for (const Kernels* table : {&linear, &merge, &cascade, &norm, &lse, &randomness}) register_kernels(table);
 }
 
 }  // namespace octavo

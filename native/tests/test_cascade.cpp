@@ -235,6 +235,7 @@ void test_a_plan_puts_those_together_that_share_most() {
     CHECK(static_cast<int>(plan.items.size()) >= (threads > 1 ? 4 * threads : 12));
     for (const AttentionItem& item : plan.items) CHECK(3 * (item.row_end - item.row_begin) <= 24);
   }
+  CHECK(attention_plan(batch.job, 1, false).items.size() == 96);
   std::vector<Member> few(2, Member{{8000, 1}, {0, 400}});  // threads share a long prefix by its segments
   Shared deep({2, 1, 8}, KVType::F16, few, true);
   const AttentionPlan plan = attention_plan(deep.job, 2);

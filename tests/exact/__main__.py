@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import scenarios
-from .cases import model_cases
+from .cases import model_cases, sharing_cases, text_ids
 from .faults import FAULTS, suite_fails_on
 from .models import smollm2
 
@@ -20,6 +20,7 @@ TOKENS = 12  # drawn by each case of the full suite
 def full() -> None:
     model = smollm2()
     cases = model_cases(model.tokenizer, TOKENS, short_form=False)
+    shared = sharing_cases(text_ids(model.tokenizer), 2000, 32, TOKENS)
     short = [case for case in cases if len(case.prompt) < 1000]
     print(f"{len(cases)} cases on {model.name}: {sum(len(c.prompt) for c in cases)} prompt tokens", flush=True)
     expected: dict[str, Any] = {}
@@ -37,6 +38,7 @@ def full() -> None:
         ("tiny pool", lambda: scenarios.squeezed_by_a_tiny_pool(model, cases, 40)),
         *[(f"{n} threads", lambda n=n: scenarios.with_options(model, cases, expected, threads=n)) for n in (1, 2, 4)],
         ("no fusion", lambda: scenarios.with_options(model, cases, expected, fusion=False)),
+        ("a shared prefix", lambda: scenarios.sharing_a_prefix(model, shared, 2000)),
         ("cancelled neighbours", lambda: scenarios.cancelled_neighbours(model, short, expected)),
         ("blocks full of NaN", lambda: scenarios.on_blocks_full_of_nan(model, cases, expected)),
         ("cut at every token", lambda: scenarios.cut_at_every_token(model, cases, expected)),

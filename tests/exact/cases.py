@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from octavo.params import SamplingParams
@@ -34,9 +35,13 @@ SHORT = [(0, 1), (7, 2), (30, 15), (61, 16), (100, 17), (150, 31), (200, 33), (2
 LONG = [(0, 1110), (400, 1153), (900, 1200), (1300, 1301), (700, 2100)]
 
 
+def text_ids(tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode(TEXT.read_text(encoding="utf-8"))
+
+
 def model_cases(tokenizer: Tokenizer, max_tokens: int, *, short_form: bool) -> list[Case]:
     """24 cases: four of more than 1,100 prompt tokens and one of 2,100. The short form has eight, two of them long."""
-    ids = tokenizer.encode(TEXT.read_text(encoding="utf-8"))
+    ids = text_ids(tokenizer)
     spans = SHORT + LONG
     if short_form:
         spans = [SHORT[i] for i in (2, 3, 4, 9, 12, 14)] + [LONG[0]]
@@ -48,6 +53,18 @@ def model_cases(tokenizer: Tokenizer, max_tokens: int, *, short_form: bool) -> l
         prompt = tuple(ids[start : start + length])
         assert len(prompt) == length
         cases.append(Case(f"p{i}-{length}", prompt, SamplingParams(max_tokens=max_tokens, **style)))  # type: ignore[arg-type]
+    return cases
+
+
+def sharing_cases(ids: Sequence[int], prefix: int, count: int, max_tokens: int) -> list[Case]:
+    """Prompts that begin with the same `prefix` ids; every third goes on with 70 more that those share."""
+    cases = []
+    for i in range(count):
+        second = ids[prefix : prefix + 70] if i % 3 == 0 else ()
+        start = prefix + 70 + 11 * i
+        prompt = (*ids[:prefix], *second, *ids[start : start + 5 + 2 * i])
+        style = {"temperature": 0.9, "seed": i, "logprobs": i % 3}
+        cases.append(Case(f"s{i}-{len(prompt)}", prompt, SamplingParams(max_tokens=max_tokens, **style)))  # type: ignore[arg-type]
     return cases
 
 

@@ -13,7 +13,7 @@ from octavo.executor.interface import Batch, SamplingRows, StepResult
 from octavo.params import SamplingParams
 
 from . import scenarios
-from .cases import TEXT
+from .cases import sharing_cases, text_ids
 from .machine import Case, Model
 from .models import smollm2
 
@@ -53,6 +53,7 @@ class NeverZeroes(_Wrapped):
 FAULTS = (
     "linear-order",
     "segment-merge",
+    "cascade",
     "norm-sums",
     "log-sum-exp",
     "randomness",
@@ -80,7 +81,7 @@ def suite_fails_on(fault: str) -> None:
 
 
 def _guard(model: Model, fault: str, broken: bool) -> None:
-    ids = model.tokenizer.encode(TEXT.read_text(encoding="utf-8"))
+    ids = text_ids(model.tokenizer)
     sampled = SamplingParams(max_tokens=4, temperature=1.0, seed=3, logprobs=2)
     cases = [Case(f"c{n}", tuple(ids[n : n + n]), sampled) for n in (20, 37, 64)]
     kernels = "auto"
@@ -98,6 +99,8 @@ def _guard(model: Model, fault: str, broken: bool) -> None:
         cases = [Case("long", tuple(ids[:1060]), sampled)]
         expected = scenarios.reference(model, cases, kernels=kernels)
         scenarios.with_prefix_hits(_with(model, kernels=kernels), cases, expected, (None,))
+    elif fault == "cascade":
+        scenarios.sharing_a_prefix(_with(model, kernels=kernels, threads=1), sharing_cases(ids, 1040, 3, 4), 1040)
     else:
         expected = scenarios.reference(model, cases, kernels=kernels)
         scenarios.in_random_batches(model, cases, expected, seeds=(1,), kernels=kernels)

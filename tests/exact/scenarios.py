@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,29 @@ def squeezed_by_a_tiny_pool(model: Model, cases: Sequence[Case], num_blocks: int
         traces = run(engine, longer).traces
         assert engine.scheduler.counters.preemptions > 0, "nothing was preempted"
     assert_same(expected, traces, "tiny pool")
+
+
+def sharing_a_prefix(model: Model, cases: Sequence[Case], prefix: int, **options: Any) -> None:
+    """Sequences decode together over the same blocks: attention reads those once, or for each when cascade is off."""
+    expected = reference(model, cases)
+    for cascade in (True, False):
+        sharing = 0
+
+        def watch(engine: Engine, _: list[Request]) -> None:
+            nonlocal sharing
+            decoding = [s for s in engine.scheduler.running if s.num_computed >= s.prefill_end]
+            starts = Counter(tuple(s.block_table[: prefix // BLOCK_TOKENS]) for s in decoding)
+            sharing = max([sharing, *starts.values()])
+
+        with model.engine(cascade=cascade, **options) as engine:
+            assert engine.executor.cascade == cascade
+            together = run(engine, cases).traces
+            assert_same(expected, together, f"a prefix computed together, cascade={cascade}")
+            engine.flush_cache()
+            run(engine, [Case("primer", cases[0].prompt[:prefix], SamplingParams(max_tokens=1))])
+            together = run(engine, cases, on_step=watch).traces
+        assert sharing >= len(cases) - 1, f"only {sharing} of {len(cases)} sequences shared their blocks"
+        assert_same(expected, together, f"a shared prefix, cascade={cascade}")
 
 
 def with_options(model: Model, cases: Sequence[Case], expected: Expected, **options: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from . import scenarios
-from .cases import model_cases, tiny_cases
+from .cases import model_cases, sharing_cases, text_ids, tiny_cases
 from .faults import FAULTS, suite_fails_on
 from .machine import Case, Model, Trace
 from .models import as_bf16, smollm2, tiny
@@ -53,6 +53,9 @@ def test_tiny_model_gives_the_same_bits_whatever_happens(small: World) -> None:
         scenarios.with_options(model, cases, expected, threads=threads)
     scenarios.with_options(model, cases, expected, fusion=False)
     scenarios.with_options(model, cases, expected, kernels="scalar")
+    ids = [(7919 * (i + 3) + i * i) % (model.checkpoint.config.vocab_size - 4) + 2 for i in range(500)]
+    for threads in (1, 2):
+        scenarios.sharing_a_prefix(model, sharing_cases(ids, 80, 12, 8), 80, threads=threads)
     scenarios.cut_at_every_token(model, cases, expected)
     scenarios.cancelled_neighbours(model, cases, expected)
     scenarios.on_blocks_full_of_nan(model, cases, expected)
@@ -81,6 +84,10 @@ class TestRealModel:
 
     def test_without_fusion(self, real: World) -> None:
         scenarios.with_options(*real, fusion=False)
+
+    def test_sharing_a_prefix(self, real: World) -> None:
+        model = real[0]
+        scenarios.sharing_a_prefix(model, sharing_cases(text_ids(model.tokenizer), 1040, 7, 6), 1040)
 
     def test_on_scalar_kernels(self, real: World) -> None:
         model, cases, expected = real

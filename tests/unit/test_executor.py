@@ -80,6 +80,22 @@ def test_a_block_full_of_nan_does_not_reach_its_next_owner(checkpoint: Checkpoin
     assert not result.finite.all(), "without zeroing the NaN must be seen: else this test proves nothing"
 
 
+def test_a_shared_prefix_gives_the_bits_of_copies(checkpoint: Checkpoint) -> None:
+    def decode(executor: NativeExecutor, tables: list[list[int]]) -> bytes:
+        executor.step(prompt_batch(PROMPT[:64]), sampling_rows(64))
+        for block in (4, 5, 6, 7):
+            executor.import_block(block, executor.export_block(block - 4))
+        batch = batch_of([([token], 64, table) for token, table in zip((7, 8, 9), tables)])
+        return executor.logits(batch, sampling_rows(3)).tobytes()
+
+    shared = [[0, 1, 2, 3, 10], [0, 1, 2, 3, 11], [0, 1, 2, 3, 12]]
+    copies = [[0, 1, 2, 3, 10], [4, 5, 6, 7, 11], [0, 5, 2, 7, 12]]
+    expected = decode(make(checkpoint), copies)
+    for cascade in (True, False):
+        for threads in (1, 2, 4):
+            assert decode(make(checkpoint, cascade=cascade, threads=threads), shared) == expected, (cascade, threads)
+
+
 def test_a_copied_prefix_gives_the_bits_of_a_computed_one(checkpoint: Checkpoint) -> None:
     expected = logits(make(checkpoint))
     executor = make(checkpoint)

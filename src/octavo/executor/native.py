@@ -35,8 +35,8 @@ def kv_block_bytes(program: Program, kv_dtype: str) -> int:
 class NativeExecutor:
     """Implements `Executor` on the CPU. One step at a time; use after fork() raises EngineClosedError.
 
-    kernels: "auto", or one of `octavo._native.kernel_names()`. fusion=False runs every operation on its own and cascade=False
-    reads a prefix that sequences share once for each of them; both are for tests, for they change no bit.
+    kernels: "auto", or one of `octavo._native.kernel_names()`. For tests, as they change no bit:
+    fusion=False runs every operation on its own, cascade=False reads a prefix that sequences share for each of them.
     """
 
     def __init__(
