@@ -25,7 +25,7 @@ bool plausible(const ExecutorOptions& options) {
     return false;
   if (options.num_blocks > std::numeric_limits<std::int32_t>::max() || options.max_rows > kMaxRows) return false;
   if (options.threads < 1 || options.threads > kMaxThreads || options.kernels == nullptr) return false;
-  std::int64_t bytes = 2 * kBlockTokens * kv.element_bytes();
+  std::int64_t bytes = 2 * kBlockTokens * 4;  // an element and its scale take at most four bytes: head_dim > 1
   for (std::int64_t factor : {kv.head_dim, kv.kv_heads, kv.layers, options.num_blocks}) {
     if (__builtin_mul_overflow(bytes, factor, &bytes)) return false;
   }
@@ -101,11 +101,14 @@ void Executor::zero_and_copy(const std::int32_t* op, std::int64_t layer) {
   if (op[1] < 0) return;
   const std::byte* src = block(op[1]) + layer * kv.layer_bytes();
   const std::size_t element = static_cast<std::size_t>(kv.element_bytes()), tokens = static_cast<std::size_t>(op[2]);
+  const std::size_t scales = kv.scale_bytes() > 0 ? tokens * sizeof(float) : 0;
   for (std::int64_t head = 0; head < kv.kv_heads; ++head, dst += kv.head_bytes(), src += kv.head_bytes()) {
     const std::size_t row = kBlockTokens * element;
     for (std::int64_t d = 0; d < kv.head_dim; ++d) std::memcpy(dst + d * row, src + d * row, tokens * element);  // K
-    const std::int64_t v = kv.head_bytes() / 2;
+    const std::int64_t v = kv.head_bytes() / 2, scale = kv.data_bytes();
     std::memcpy(dst + v, src + v, tokens * static_cast<std::size_t>(kv.head_dim) * element);
+    std::memcpy(dst + scale, src + scale, scales);
+    std::memcpy(dst + v + scale, src + v + scale, scales);
   }
 }
 

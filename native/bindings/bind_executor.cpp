@@ -146,6 +146,13 @@ nb::tuple step(NativeExecutor& self, const Array1<std::int32_t>& token_ids, cons
                         finite_array, logits_array);
 }
 
+KVType kv_type_of(const std::string& name) {
+  if (name == "f16") return KVType::F16;
+  if (name == "f32") return KVType::F32;
+  if (name == "int8") return KVType::Int8;
+  throw nb::value_error("kv_dtype: f16, f32 or int8");
+}
+
 bool exists(const Executor& executor, std::int64_t block) {
   return block >= 0 && block < executor.options().num_blocks;
 }
@@ -255,8 +262,7 @@ void bind_executor(nb::module_& m) {
              std::int64_t head_dim, const std::string& kv_dtype, std::int64_t num_blocks, std::int64_t max_rows,
              int threads, bool cascade, const std::string& kernels) {
             ExecutorOptions options;
-            if (kv_dtype != "f16" && kv_dtype != "f32") throw nb::value_error("kv_dtype: f16 or f32");
-            options.kv = {layers, kv_heads, head_dim, kv_dtype == "f16" ? KVType::F16 : KVType::F32};
+            options.kv = {layers, kv_heads, head_dim, kv_type_of(kv_dtype)};
             options.num_blocks = num_blocks;
             options.max_rows = max_rows;
             options.threads = threads;

@@ -2,16 +2,22 @@
 //
 // KV blocks hold 16 tokens. In the pool a block is [layer][kv_head]{ K [head_dim][16], V [16][head_dim] }, so that all
 // layers of a block are contiguous (one zeroing, one export) and all KV heads of a block's layer are contiguous.
+// With int8, K and V are each followed by f32 scale[16], one a token; a vector is quantised by itself when it is
+// written, and never again: amax = max |x| over its head_dim elements,
+//   a NaN or infinity among them: scale = NaN, q = 0;  amax < kTinyGroup (ops/linear.h): scale = 0, q = 0;  else
+//   scale = amax / 127,  q = x * (127 / amax) rounded to nearest even
 //
 // Canonical order for one query row at position p and one query head:
 //   q'[d] = q[d] * scale
 //   tokens 0..p, taken in whole blocks of 16 (tokens past p, and before p - window + 1, are masked); blocks past the
 //   query's own are never read. Spans are 64 tokens, segments 1,024, both at absolute positions.
-//   score[t] = FMA chain over d in increasing order, from +0; soft cap c > 0: score = c * tanh_(score / c)
+//   score[t] = FMA chain over d in increasing order, from +0; int8: of q'[d] * float(q), then score * K's scale[t];
+//            soft cap c > 0: score = c * tanh_(score / c)
 //   span:    m' = max(m, max of the span's unmasked scores); e[t] = exp_(score[t] - m'), masked: exactly +0
 //            sum = 16 partial sums (token t to t mod 16, in order), then the tree (i + i+8, i + i+4, i + i+2, i + i+1)
 //            a = exp_(m - m');  l = fma(l, a, sum);  o[d] = o[d] * a, then o[d] = fma(e[t], V[t][d], o[d]) for t in
 //            order (a span with no unmasked token is skipped; a segment starts with m = -inf, l = 0, o = 0)
+//            int8: e[t] * V's scale[t] takes the place of e[t] in o, but not in l, and float(q) that of V[t][d]
 //   segments in order: the first with an unmasked token is taken as it is; then m' = max(M, m), A = exp_(M - m'),
 //            B = exp_(m - m'), L = fma(L, A, l * B), O[d] = fma(O[d], A, o[d] * B)
 //   out[d] = O[d] / L
@@ -25,7 +31,7 @@
 
 namespace octavo {
 
-enum class KVType : std::uint8_t { F16, F32 };
+enum class KVType : std::uint8_t { F16, F32, Int8 };
 
 inline constexpr std::int64_t kBlockTokens = 16;
 inline constexpr std::int64_t kSpanTokens = 64;
@@ -34,8 +40,10 @@ inline constexpr std::int64_t kSegmentTokens = 1024;
 struct KVLayout {
   std::int64_t layers = 0, kv_heads = 0, head_dim = 0;
   KVType type = KVType::F16;
-  std::int64_t element_bytes() const { return type == KVType::F16 ? 2 : 4; }
-  std::int64_t head_bytes() const { return 2 * head_dim * kBlockTokens * element_bytes(); }  // K then V
+  std::int64_t element_bytes() const { return type == KVType::F16 ? 2 : type == KVType::F32 ? 4 : 1; }
+  std::int64_t data_bytes() const { return head_dim * kBlockTokens * element_bytes(); }  // of K, and of V
+  std::int64_t scale_bytes() const { return type == KVType::Int8 ? kBlockTokens * 4 : 0; }
+  std::int64_t head_bytes() const { return 2 * (data_bytes() + scale_bytes()); }  // K then V
   std::int64_t layer_bytes() const { return kv_heads * head_bytes(); }
   std::int64_t block_bytes() const { return layers * layer_bytes(); }
 };
@@ -118,7 +126,8 @@ void reserve_attention_scratch(AttentionScratch& scratch, const KVLayout& layout
 std::size_t attention_scratch_floats(std::int64_t vectors, std::int64_t head_dim);
 
 // Writes rows [row_begin, row_end) of k and v ([rows][stride], kv_heads * head_dim columns) to their blocks, rounded to
-// the KV type (round to nearest even). finite[r] is cleared when a stored value is not finite (fp16 overflow included).
+// the KV type (round to nearest even). finite[r] is cleared when a stored value is not finite (fp16 overflow included);
+// with int8 that is a scale.
 struct KVStoreJob {
   const float* k = nullptr;
   const float* v = nullptr;

@@ -1,5 +1,7 @@
 // ops/attention.h in AVX2: the query vectors of an item (rows x heads of the group) share each reading of K and V.
 // Scores hold 16 tokens in lanes and values hold head dimensions in lanes, so every FMA chain is the scalar one.
+#include <type_traits>
+
 #include "simd/declarations.h"
 #include "simd/math_avx2.h"
 #include "simd/sum_avx2.h"
@@ -20,7 +22,13 @@ inline __m256 load8(const std::uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 inline __m256 load8(const float* p) { return _mm256_loadu_ps(p); }
+inline __m256 load8(const std::int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
 inline float max_(float a, float b) { return a > b ? a : b; }
+
+template <class T>
+inline constexpr bool kScaled = std::is_same_v<T, std::int8_t>;
 
 // One item's KV head and what is known of its query vectors. Vector v is row v / group, head v % group.
 template <class T>
@@ -32,7 +40,7 @@ struct Tile {
   std::int64_t window, first;  // the first token that any vector takes
   float soft_cap;
   float* q;  // [head_dim][vectors], scaled
-  float* e;  // [vectors][64]: scores, then exponentials of the span
+  float* e;  // [vectors][64]: scores, then exponentials of the span, as they weigh the values
   float* m;  // [vectors], and so on: the segment's state
   float* l;
   float* a;  // exp(m - m') of the span
@@ -41,7 +49,9 @@ struct Tile {
   const T* keys(std::int64_t block) const {
     return reinterpret_cast<const T*>(head + block_table[block] * block_bytes);
   }
-  const T* values(std::int64_t block) const { return keys(block) + head_dim * kBlockTokens; }
+  const T* values(std::int64_t block) const { return keys(block) + value_offset(); }
+  std::int64_t value_offset() const { return head_dim * kBlockTokens + (kScaled<T> ? kBlockTokens * 4 : 0); }
+  const float* scales(const T* data) const { return reinterpret_cast<const float*>(data + head_dim * kBlockTokens); }
   std::int64_t row_position(std::int64_t v) const { return rows[v / group].position; }
   std::int64_t first_token(std::int64_t v) const {
     const std::int64_t p = row_position(v);
@@ -67,7 +77,7 @@ void score_blocks(const Tile<T>& tile, std::int64_t v, std::int64_t block, std::
     k[b] = tile.keys(block + b);
     ahead[b] = tile.keys(block + b + B <= last_block ? block + b + B : last_block);
   }
-  const std::int64_t value_offset = tile.head_dim * kBlockTokens;
+  const std::int64_t value_offset = tile.value_offset();
   const float* q = tile.q + v;
   __m256 acc[B][R][2];
   OCTAVO_UNROLL
@@ -94,6 +104,14 @@ void score_blocks(const Tile<T>& tile, std::int64_t v, std::int64_t block, std::
   }
   OCTAVO_UNROLL
   for (int b = 0; b < B; ++b) {
+    if constexpr (kScaled<T>) {
+      const __m256 s0 = _mm256_loadu_ps(tile.scales(k[b])), s1 = _mm256_loadu_ps(tile.scales(k[b]) + 8);
+      OCTAVO_UNROLL
+      for (int r = 0; r < R; ++r) {
+        acc[b][r][0] = _mm256_mul_ps(acc[b][r][0], s0);
+        acc[b][r][1] = _mm256_mul_ps(acc[b][r][1], s1);
+      }
+    }
     OCTAVO_UNROLL
     for (int r = 0; r < R; ++r) {
       _mm256_storeu_ps(e + r * kSpanTokens + b * kBlockTokens, acc[b][r][0]);
@@ -111,8 +129,8 @@ void score_span(const Tile<T>& tile, std::int64_t v, std::int64_t block, std::in
   if constexpr (B > 1) score_span<T, R, B / 2, Prefetch>(tile, v, block, count, last_block, e);
 }
 
-// Scores to exponentials, and the new m, l and a of vector v. Masked scores become -inf, their exponentials +0. A NaN
-// score may drop out of the maximum, but its own exponential is NaN and so is l.
+// Scores to exponentials (int8: times the scales of V), and the new m, l and a of vector v. Masked scores become -inf,
+// their exponentials +0. A NaN score may drop out of the maximum, but its own exponential is NaN and so is l.
 template <class T>
 void soften_span(const Tile<T>& tile, std::int64_t v, std::int64_t begin, std::int64_t blocks) {
   float* e = tile.e + v * kSpanTokens;
@@ -137,12 +155,17 @@ void soften_span(const Tile<T>& tile, std::int64_t v, std::int64_t begin, std::i
   const __m256 shift = set_(m);
   __m256 low = _mm256_setzero_ps(), high = low;
   for (std::int64_t i = 0; i < vectors; i += 2) {
-    const __m256 e0 = exp_(_mm256_sub_ps(_mm256_loadu_ps(e + 8 * i), shift));
-    const __m256 e1 = exp_(_mm256_sub_ps(_mm256_loadu_ps(e + 8 * i + 8), shift));
-    _mm256_storeu_ps(e + 8 * i, e0);
-    _mm256_storeu_ps(e + 8 * i + 8, e1);
+    __m256 e0 = exp_(_mm256_sub_ps(_mm256_loadu_ps(e + 8 * i), shift));
+    __m256 e1 = exp_(_mm256_sub_ps(_mm256_loadu_ps(e + 8 * i + 8), shift));
     low = _mm256_add_ps(low, e0);
     high = _mm256_add_ps(high, e1);
+    if constexpr (kScaled<T>) {
+      const float* scales = tile.scales(tile.values(begin / kBlockTokens + i / 2));
+      e0 = _mm256_mul_ps(e0, _mm256_loadu_ps(scales));
+      e1 = _mm256_mul_ps(e1, _mm256_loadu_ps(scales + 8));
+    }
+    _mm256_storeu_ps(e + 8 * i, e0);
+    _mm256_storeu_ps(e + 8 * i + 8, e1);
   }
   const float a = scalar::exp_(tile.m[v] - m);
   tile.m[v] = m;
@@ -392,6 +415,8 @@ void attention(const AttentionJob& job, const AttentionItem& item, AttentionScra
     scalar::attention(job, item, scratch);
   } else if (job.layout.type == KVType::F16) {
     run<std::uint16_t>(job, item, scratch);
+  } else if (job.layout.type == KVType::Int8) {
+    run<std::int8_t>(job, item, scratch);
   } else {
     run<float>(job, item, scratch);
   }

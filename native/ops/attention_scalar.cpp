@@ -7,6 +7,7 @@ namespace octavo::scalar {
 namespace {
 
 float load(const std::byte* base, std::int64_t index, KVType type) {
+  if (type == KVType::Int8) return static_cast<float>(static_cast<std::int8_t>(base[index]));
   if (type == KVType::F32) {
     float x;
     std::memcpy(&x, base + index * 4, sizeof x);
@@ -15,6 +16,14 @@ float load(const std::byte* base, std::int64_t index, KVType type) {
   std::uint16_t h;
   std::memcpy(&h, base + index * 2, sizeof h);
   return half_to_float(h);
+}
+
+// The scale of one token of K or V at `base`, or 1 when the type has none: a product with 1 is exact.
+float scale_of(const std::byte* base, std::int64_t token, const KVLayout& layout) {
+  if (layout.scale_bytes() == 0) return 1.0f;
+  float x;
+  std::memcpy(&x, base + layout.data_bytes() + token * 4, sizeof x);
+  return x;
 }
 
 float max_(float a, float b) {
@@ -64,6 +73,7 @@ float score(const Query& query, std::int64_t token) {
   for (std::int64_t d = 0; d < job.layout.head_dim; ++d) {
     s = fma_(query.q[d], load(k, d * kBlockTokens + token % kBlockTokens, job.layout.type), s);
   }
+  s *= scale_of(k, token % kBlockTokens, job.layout);
   return job.soft_cap > 0.0f ? job.soft_cap * tanh_(s / job.soft_cap) : s;
 }
 
@@ -81,6 +91,7 @@ void update_span(const Query& query, std::int64_t begin, std::int64_t end, State
     const bool masked = t < query.first_token || t > query.position;
     e[t - begin] = masked ? 0.0f : exp_(e[t - begin] - m);
     sum[t % 16] += e[t - begin];
+    e[t - begin] *= scale_of(query.values(t / kBlockTokens), t % kBlockTokens, query.job.layout);
   }
   for (int width = 8; width > 0; width /= 2) {
     for (int i = 0; i < width; ++i) sum[i] += sum[i + width];

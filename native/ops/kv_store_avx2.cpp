@@ -1,3 +1,4 @@
+#include "ops/linear.h"
 #include "simd/declarations.h"
 #include "simd/math_avx2.h"
 
@@ -31,6 +32,50 @@ bool store_head(const float* k, const float* v, std::int64_t head_dim, std::int6
   return avx2::all_finite(k, head_dim) && avx2::all_finite(v, head_dim);
 }
 
+// One vector to int8, its eight elements from d on to put(d, eight bytes). Returns its scale.
+template <class Put>
+float quantise(const float* x, std::int64_t head_dim, Put put) {
+  __m256i largest = _mm256_setzero_si256();  // bits of |x| order like |x|, with infinity and NaN above all
+  for (std::int64_t d = 0; d < head_dim; d += 8) {
+    const __m256i magnitude =
+        _mm256_and_si256(_mm256_castps_si256(_mm256_loadu_ps(x + d)), _mm256_set1_epi32(0x7fffffff));
+    largest = _mm256_max_epi32(largest, magnitude);
+  }
+  __m128i top = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+  top = _mm_max_epi32(top, _mm_shuffle_epi32(top, 0x4e));
+  top = _mm_max_epi32(top, _mm_shuffle_epi32(top, 0xb1));
+  const auto bits = static_cast<std::uint32_t>(_mm_cvtsi128_si32(top));
+  const float amax = scalar::float_of(bits);
+  const bool finite = bits < 0x7f800000u, stored = finite && amax >= kTinyGroup;
+  if (!stored) {
+    for (std::int64_t d = 0; d < head_dim; d += 8) put(d, 0);
+    return finite ? 0.0f : scalar::nan_();
+  }
+  const __m256 inverse = set_(127.0f / amax);
+  for (std::int64_t d = 0; d < head_dim; d += 8) {
+    // To nearest even: the float environment of a step.
+    const __m256i q = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + d), inverse));
+    const __m128i q16 = _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+    put(d, static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm_packs_epi16(q16, q16))));
+  }
+  return amax / 127.0f;
+}
+
+bool store_head(const float* k, const float* v, std::int64_t head_dim, std::int64_t token, std::int8_t* keys) {
+  const std::int64_t data = kBlockTokens * head_dim;
+  std::int8_t* values = keys + data + kBlockTokens * 4;
+  const float scale_k = quantise(k, head_dim, [&](std::int64_t d, std::uint64_t eight) {
+    std::int8_t* column = keys + d * kBlockTokens + token;
+    for (int i = 0; i < 8; ++i) column[i * kBlockTokens] = static_cast<std::int8_t>(eight >> (8 * i));
+  });
+  const float scale_v = quantise(v, head_dim, [&](std::int64_t d, std::uint64_t eight) {
+    std::memcpy(values + token * head_dim + d, &eight, sizeof eight);
+  });
+  std::memcpy(keys + data + token * 4, &scale_k, sizeof scale_k);
+  std::memcpy(values + data + token * 4, &scale_v, sizeof scale_v);
+  return scale_k == scale_k && scale_v == scale_v;
+}
+
 template <class T>
 void store(const KVStoreJob& job, std::int64_t sequence, std::int64_t row_begin, std::int64_t row_end) {
   const KVLayout& layout = job.layout;
@@ -55,10 +100,12 @@ void store(const KVStoreJob& job, std::int64_t sequence, std::int64_t row_begin,
 void kv_store(const KVStoreJob& job, std::int64_t sequence, std::int64_t row_begin, std::int64_t row_end) {
   if (job.layout.type == KVType::F32) {
     store<float>(job, sequence, row_begin, row_end);
-  } else if (job.layout.head_dim % 8 == 0) {
+  } else if (job.layout.head_dim % 8 != 0) {
+    scalar::kv_store(job, sequence, row_begin, row_end);
+  } else if (job.layout.type == KVType::F16) {
     store<std::uint16_t>(job, sequence, row_begin, row_end);
   } else {
-    scalar::kv_store(job, sequence, row_begin, row_end);
+    store<std::int8_t>(job, sequence, row_begin, row_end);
   }
 }
 

@@ -22,7 +22,7 @@ struct Shape {
   std::int64_t heads, kv_heads, head_dim;
 };
 
-enum class Order { Canonical, LinearSum, OneSegment, NormalisedMerge, LastTokenFirst };
+enum class Order { Canonical, LinearSum, OneSegment, NormalisedMerge, LastTokenFirst, ScaledKeys, ScaledSum };
 
 // Every buffer is a heap allocation of its exact size, so that a sanitizer sees one byte too far.
 struct World {
@@ -34,6 +34,8 @@ struct World {
   std::vector<std::byte> pool;
   std::vector<float> q, out, partials;
   std::vector<std::vector<float>> k, v;  // [sequence][position][kv_head][head_dim], as given to kv_store
+  // What a block holds of them once stored: value = element * scale[sequence][position][kv_head]; no scales: 1.
+  std::vector<std::vector<float>> k_elements, v_elements, k_scales, v_scales;
   std::vector<std::uint8_t> finite;
   std::int64_t rows = 0;
 
@@ -88,8 +90,14 @@ struct World {
   std::int64_t width() const { return layout.kv_heads * layout.head_dim; }
 
   void store(const Kernels& kernels) {
+    k_elements = k;
+    v_elements = v;
+    k_scales.assign(k.size(), {});
+    v_scales.assign(v.size(), {});
     for (std::size_t s = 0; s < spans.size(); ++s) {
       const std::int64_t tokens = spans[s].first + spans[s].rows;
+      round(k_elements[s], k_scales[s]);
+      round(v_elements[s], v_scales[s]);
       std::vector<std::uint8_t> flags(static_cast<std::size_t>(tokens), 1);
       const SequenceRows all{0, tokens, 0, tables[s].data()};
       KVStoreJob write;
@@ -156,12 +164,37 @@ struct World {
     return plan;
   }
 
-  float stored(float x) const { return layout.type == KVType::F16 ? half_to_float(float_to_half(x)) : x; }
+  // Values to elements and scales, for values that are finite and not tiny.
+  void round(std::vector<float>& values, std::vector<float>& scales) const {
+    const auto n = static_cast<std::size_t>(layout.head_dim);
+    scales.assign(values.size() / n, 1.0f);
+    for (std::size_t i = 0; i < scales.size(); ++i) {
+      float* const x = values.data() + i * n;
+      float largest = 0.0f;
+      for (std::size_t d = 0; d < n; ++d) largest = std::max(largest, std::fabs(x[d]));
+      if (layout.type == KVType::Int8) scales[i] = largest / 127.0f;
+      for (std::size_t d = 0; d < n; ++d) {
+        if (layout.type == KVType::F16) x[d] = half_to_float(float_to_half(x[d]));
+        if (layout.type == KVType::Int8) x[d] = std::nearbyint(x[d] * (127.0f / largest));
+      }
+    }
+  }
+  std::size_t vector_of(std::int64_t t, std::int64_t kv_head) const {
+    return static_cast<std::size_t>(t * layout.kv_heads + kv_head);
+  }
   float key(std::size_t s, std::int64_t t, std::int64_t kv_head, std::int64_t d) const {
-    return stored(k[s][static_cast<std::size_t>(t * width() + kv_head * layout.head_dim + d)]);
+    return k_elements[s]
+                     [vector_of(t, kv_head) * static_cast<std::size_t>(layout.head_dim) + static_cast<std::size_t>(d)];
   }
   float value(std::size_t s, std::int64_t t, std::int64_t kv_head, std::int64_t d) const {
-    return stored(v[s][static_cast<std::size_t>(t * width() + kv_head * layout.head_dim + d)]);
+    return v_elements[s]
+                     [vector_of(t, kv_head) * static_cast<std::size_t>(layout.head_dim) + static_cast<std::size_t>(d)];
+  }
+  float key_scale(std::size_t s, std::int64_t t, std::int64_t kv_head) const {
+    return k_scales[s][vector_of(t, kv_head)];
+  }
+  float value_scale(std::size_t s, std::int64_t t, std::int64_t kv_head) const {
+    return v_scales[s][vector_of(t, kv_head)];
   }
 
   // One row and head by the words of ops/attention.h, or in an order that is not ours.
@@ -184,17 +217,24 @@ struct World {
         std::vector<float> e;
         for (std::int64_t t = span; t < span + kSpanTokens && t / kBlockTokens <= position / kBlockTokens; ++t) {
           float x = 0.0f;
+          const float scale = t < known ? key_scale(s, t, kv_head) : 0.0f;
           for (std::int64_t d = 0; d < hd; ++d) {
             const float qd = q[static_cast<std::size_t>((row * job.heads + head) * hd + d)] * job.scale;
-            x = fma_(qd, t < known ? key(s, t, kv_head, d) : 0.0f, x);
+            const float element = t < known ? key(s, t, kv_head, d) : 0.0f;
+            x = fma_(qd, order == Order::ScaledKeys ? element * scale : element, x);
           }
+          if (order != Order::ScaledKeys) x *= scale;
           if (job.soft_cap > 0) x = job.soft_cap * tanh_(x / job.soft_cap);
           e.push_back(t < low || t > position ? -infinity_() : x);
         }
         const float top = std::max(m, *std::max_element(e.begin(), e.end()));
+        std::vector<float> weights;
         float sums[16] = {}, linear = 0.0f;
         for (std::size_t i = 0; i < e.size(); ++i) {
           e[i] = exp_(e[i] - top);
+          const std::int64_t t = span + static_cast<std::int64_t>(i);
+          weights.push_back(t < known ? e[i] * value_scale(s, t, kv_head) : 0.0f);
+          if (order == Order::ScaledSum) e[i] = weights[i];
           sums[i % 16] += e[i];
           linear += e[i];
         }
@@ -210,7 +250,7 @@ struct World {
           for (std::size_t i = 0; i < e.size(); ++i) {
             const std::size_t j = order == Order::LastTokenFirst ? e.size() - 1 - i : i;
             const std::int64_t t = span + static_cast<std::int64_t>(j);
-            x = fma_(e[j], t < known ? value(s, t, kv_head, d) : 0.0f, x);
+            x = fma_(weights[j], t < known ? value(s, t, kv_head, d) : 0.0f, x);
           }
           o[static_cast<std::size_t>(d)] = x;
         }
@@ -245,11 +285,13 @@ struct World {
         x +=
             static_cast<double>(q[static_cast<std::size_t>((row * job.heads + head) * hd + d)]) * key(s, t, kv_head, d);
       }
-      x *= static_cast<double>(job.scale);
+      x *= static_cast<double>(job.scale) * static_cast<double>(key_scale(s, t, kv_head));
       if (job.soft_cap > 0) x = job.soft_cap * std::tanh(x / job.soft_cap);
       const double e = std::exp(x);
       sum += e;
-      for (std::int64_t d = 0; d < hd; ++d) o[static_cast<std::size_t>(d)] += e * value(s, t, kv_head, d);
+      for (std::int64_t d = 0; d < hd; ++d) {
+        o[static_cast<std::size_t>(d)] += e * value_scale(s, t, kv_head) * static_cast<double>(value(s, t, kv_head, d));
+      }
     }
     for (double& x : o) x /= sum;
     return o;

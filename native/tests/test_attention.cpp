@@ -14,7 +14,7 @@ const std::vector<Shape> kShapes = {{1, 1, 8},  {3, 1, 16},  {4, 4, 32},  {9, 3,
 const std::vector<Span> kDecode = {{0, 1}, {1, 1}, {15, 1}, {16, 1}, {47, 1}, {63, 1}, {64, 1}, {128, 1}, {191, 1}};
 const std::vector<Span> kChunks = {{0, 37}, {50, 20}, {5, 1}, {60, 9}};
 const std::vector<Span> kLong = {{1021, 6}, {2047, 2}, {1023, 1}};
-const KVType kTypes[] = {KVType::F16, KVType::F32};
+const KVType kTypes[] = {KVType::F16, KVType::F32, KVType::Int8};
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
@@ -26,7 +26,7 @@ void for_every_world(Check check) {
   for (const Shape& shape : kShapes) {
     for (const KVType type : kTypes) {
       for (const std::vector<Span>* spans : {&kDecode, &kChunks, &kLong}) {
-        if (spans == &kLong && (shape.head_dim > 64 || (type == KVType::F32 && shape.heads > 3))) continue;
+        if (spans == &kLong && (shape.head_dim > 64 || (type != KVType::F16 && shape.heads > 3))) continue;
         World w(shape, type, *spans);
         w.store(scalar_kernels());
         const struct {
@@ -69,33 +69,38 @@ void test_every_table_and_every_cut_gives_the_same_bits() {
       }
     }
   });
-  World w({3, 1, 16}, KVType::F16, kLong);  // the scalar table over segments
-  w.store(scalar_kernels());
-  for (const std::int64_t window : {0, 1030, 70}) {
-    w.job.window = window;
-    const std::vector<float> want = w.run(scalar_kernels(), w.cut(1000, false));
-    CHECK(same_bits(w.run(scalar_kernels(), w.cut(3, true)), want));
+  for (const KVType type : {KVType::F16, KVType::Int8}) {  // the scalar table over segments
+    World w({3, 1, 16}, type, kLong);
+    w.store(scalar_kernels());
+    for (const std::int64_t window : {0, 1030, 70}) {
+      w.job.window = window;
+      const std::vector<float> want = w.run(scalar_kernels(), w.cut(1000, false));
+      CHECK(same_bits(w.run(scalar_kernels(), w.cut(3, true)), want));
+    }
   }
 }
 
 // The control too: each order that is not ours must differ in bits, or the comparison would see nothing.
 void test_bits_are_those_of_the_written_order_and_of_no_other() {
   for (const Shape& shape : {Shape{3, 1, 16}, Shape{9, 3, 64}}) {
-    World w(shape, KVType::F16, {{0, 3}, {75, 4}, {1500, 1}});
-    w.store(scalar_kernels());
-    for (const std::int64_t window : {0, 700}) {
-      w.job.window = window;
-      w.job.soft_cap = window > 0 ? 2.0f : 0.0f;
-      const std::vector<float> out = w.run(*find_kernels("auto"), attention_plan(w.job, 2));
-      for (const Order order :
-           {Order::Canonical, Order::LinearSum, Order::OneSegment, Order::NormalisedMerge, Order::LastTokenFirst}) {
-        int different = 0;
-        for_every_row(w, [&](std::size_t s, std::int64_t position, std::int64_t row, std::int64_t head) {
-          const std::vector<float> want = w.reference(s, position, row, head, order);
-          const float* got = out.data() + (row * w.job.heads + head) * w.layout.head_dim;
-          different += std::memcmp(got, want.data(), want.size() * sizeof(float)) != 0;
-        });
-        CHECK((order == Order::Canonical) == (different == 0));
+    for (const KVType type : {KVType::F16, KVType::Int8}) {
+      World w(shape, type, {{0, 3}, {75, 4}, {1500, 1}});
+      w.store(scalar_kernels());
+      for (const std::int64_t window : {0, 700}) {
+        w.job.window = window;
+        w.job.soft_cap = window > 0 ? 2.0f : 0.0f;
+        const std::vector<float> out = w.run(*find_kernels("auto"), attention_plan(w.job, 2));
+        for (const Order order : {Order::Canonical, Order::LinearSum, Order::OneSegment, Order::NormalisedMerge,
+                                  Order::LastTokenFirst, Order::ScaledKeys, Order::ScaledSum}) {
+          if (type != KVType::Int8 && (order == Order::ScaledKeys || order == Order::ScaledSum)) continue;
+          int different = 0;
+          for_every_row(w, [&](std::size_t s, std::int64_t position, std::int64_t row, std::int64_t head) {
+            const std::vector<float> want = w.reference(s, position, row, head, order);
+            const float* got = out.data() + (row * w.job.heads + head) * w.layout.head_dim;
+            different += std::memcmp(got, want.data(), want.size() * sizeof(float)) != 0;
+          });
+          CHECK((order == Order::Canonical) == (different == 0));
+        }
       }
     }
   }
@@ -103,7 +108,7 @@ void test_bits_are_those_of_the_written_order_and_of_no_other() {
 
 void test_values_are_near_double_precision() {
   for_every_world([](World& w) {
-    if (w.layout.head_dim > 64 && w.layout.type == KVType::F32) return;
+    if (w.layout.head_dim > 64 && w.layout.type != KVType::F16) return;
     const std::vector<float> out = w.run(*find_kernels("auto"), attention_plan(w.job, 2));
     for_every_row(w, [&](std::size_t s, std::int64_t position, std::int64_t row, std::int64_t head) {
       const std::vector<double> want = w.exact(s, position, row, head);
@@ -153,17 +158,19 @@ void test_a_reused_block_must_be_zeroed() {
 }
 
 void test_nothing_past_a_querys_own_block_is_read() {
-  for (const std::string& name : kernel_names()) {
-    const Kernels& kernels = *find_kernels(name);
-    World clean({3, 1, 16}, KVType::F16, {{0, 80}}), poisoned({3, 1, 16}, KVType::F16, {{0, 80}});
-    for (float& x : poisoned.v[0]) x = &x - poisoned.v[0].data() >= 48 * 16 ? std::nanf("") : x;  // from token 48 on
-    for (float& x : poisoned.k[0]) x = &x - poisoned.k[0].data() >= 48 * 16 ? std::nanf("") : x;
-    for (World* w : {&clean, &poisoned}) w->store(kernels);
-    const std::vector<float> want = clean.run(kernels, clean.cut(24, false)),
-                             got = poisoned.run(kernels, poisoned.cut(24, false));
-    const std::size_t half = 48 * 48;
-    CHECK(std::memcmp(want.data(), got.data(), half * sizeof(float)) == 0);
-    for (std::size_t i = half; i < got.size(); ++i) CHECK(std::isnan(got[i]));
+  for (const KVType type : kTypes) {
+    for (const std::string& name : kernel_names()) {
+      const Kernels& kernels = *find_kernels(name);
+      World clean({3, 1, 16}, type, {{0, 80}}), poisoned({3, 1, 16}, type, {{0, 80}});
+      for (float& x : poisoned.v[0]) x = &x - poisoned.v[0].data() >= 48 * 16 ? std::nanf("") : x;  // from token 48 on
+      for (float& x : poisoned.k[0]) x = &x - poisoned.k[0].data() >= 48 * 16 ? std::nanf("") : x;
+      for (World* w : {&clean, &poisoned}) w->store(kernels);
+      const std::vector<float> want = clean.run(kernels, clean.cut(24, false)),
+                               got = poisoned.run(kernels, poisoned.cut(24, false));
+      const std::size_t half = 48 * 48;
+      CHECK(std::memcmp(want.data(), got.data(), half * sizeof(float)) == 0);
+      for (std::size_t i = half; i < got.size(); ++i) CHECK(std::isnan(got[i]));
+    }
   }
 }
 
@@ -195,6 +202,53 @@ void test_kv_store_writes_the_same_bytes_and_flags_what_is_not_finite() {
         }
         for (std::int64_t i = 0; i < got.layout.layer_bytes(); ++i)
           CHECK(got.pool[static_cast<std::size_t>(i)] == std::byte{0});  // layer 0
+      }
+    }
+  }
+}
+
+void test_int8_is_written_by_the_rules_of_the_layout() {
+  for (const std::int64_t head_dim : {8, 20, 64}) {
+    for (const std::string& name : kernel_names()) {
+      World w({1, 1, head_dim}, KVType::Int8, {{0, 20}});
+      const auto n = static_cast<std::size_t>(head_dim);
+      for (std::vector<float>* x : {&w.k[0], &w.v[0]}) {
+        const auto put = [&](std::size_t token, std::vector<float> first) {
+          std::fill_n(x->begin() + static_cast<std::ptrdiff_t>(token * n), n, 0.0f);
+          std::copy(first.begin(), first.end(), x->begin() + static_cast<std::ptrdiff_t>(token * n));
+        };
+        put(17, {-127.0f, 0.5f, 1.5f, -2.5f, 3.49f, 126.5f});
+        put(18, {1e-31f, -9e-31f});  // tiny
+        put(19, {0.0f, 3e38f, -1e38f});
+      }
+      w.store(*find_kernels(name));
+      const std::byte* head = w.pool.data() + w.tables[0][1] * w.layout.block_bytes() + w.layout.layer_bytes();
+      const std::int64_t half = w.layout.head_bytes() / 2, data = w.layout.data_bytes();
+      CHECK(data == 16 * head_dim && half == data + 64);
+      for (const bool values : {false, true}) {
+        const std::byte* base = head + (values ? half : 0);
+        const auto element = [&](std::int64_t token, std::int64_t d) {
+          return static_cast<int>(static_cast<std::int8_t>(base[values ? token * head_dim + d : d * 16 + token]));
+        };
+        const auto scale = [&](std::int64_t token) {
+          float x;
+          std::memcpy(&x, base + data + 4 * token, sizeof x);
+          return x;
+        };
+        const int ties[] = {-127, 0, 2, -2, 3, 126}, large[] = {0, 127, -42};
+        for (std::int64_t d = 0; d < head_dim; ++d) {
+          CHECK(element(1, d) == (d < 6 ? ties[d] : 0));
+          CHECK(element(2, d) == 0);
+          CHECK(element(3, d) == (d < 3 ? large[d] : 0));
+        }
+        CHECK(scale(1) == 1.0f && scale(2) == 0.0f && scale(3) == 3e38f / 127.0f);
+        for (std::int64_t t = 4; t < 16; ++t) CHECK(scale(t) == 0.0f);  // not written
+        const std::vector<float>& given = values ? w.v[0] : w.k[0];
+        for (std::int64_t d = 0; d < head_dim; ++d) {  // token 16, an ordinary one
+          const float error =
+              given[16 * n + static_cast<std::size_t>(d)] - scale(0) * static_cast<float>(element(0, d));
+          CHECK(std::fabs(error) <= 0.5001f * scale(0));
+        }
       }
     }
   }
@@ -237,6 +291,7 @@ int main() {
   test_a_reused_block_must_be_zeroed();
   test_nothing_past_a_querys_own_block_is_read();
   test_kv_store_writes_the_same_bytes_and_flags_what_is_not_finite();
+  test_int8_is_written_by_the_rules_of_the_layout();
   test_a_plan_covers_every_row_once_and_feeds_the_threads();
   return 0;
 }

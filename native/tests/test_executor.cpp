@@ -208,9 +208,10 @@ std::vector<float> run(Executor& executor, std::int64_t begin, std::int64_t end)
   return run(executor, Batch(begin, end));
 }
 
-std::unique_ptr<Executor> make(const Plan& plan, int threads, const std::string& kernels, bool cascade = true) {
+std::unique_ptr<Executor> make(const Plan& plan, int threads, const std::string& kernels, KVType type = KVType::F16,
+                               bool cascade = true) {
   ExecutorOptions options;
-  options.kv = {kLayers, kKvHeads, kHeadDim, KVType::F16};
+  options.kv = {kLayers, kKvHeads, kHeadDim, type};
   options.num_blocks = 200;
   options.max_rows = 200;
   options.threads = threads;
@@ -222,14 +223,14 @@ std::unique_ptr<Executor> make(const Plan& plan, int threads, const std::string&
   return executor;
 }
 
-void test_threads_kernels_and_cuts_give_the_same_bits(const Plan& plan) {
+void test_threads_kernels_and_cuts_give_the_same_bits(const Plan& plan, KVType type) {
   const std::int64_t tokens = 70;
-  const std::vector<float> expected = run(*make(plan, 1, "scalar"), 0, tokens);
+  const std::vector<float> expected = run(*make(plan, 1, "scalar", type), 0, tokens);
   for (const std::string& kernels : kernel_names()) {
     for (int threads : {1, 2, 4}) {
-      CHECK(run(*make(plan, threads, kernels), 0, tokens) == expected);
+      CHECK(run(*make(plan, threads, kernels, type), 0, tokens) == expected);
       for (std::int64_t chunk : {1, 17, 33}) {
-        const std::unique_ptr<Executor> executor = make(plan, threads, kernels);
+        const std::unique_ptr<Executor> executor = make(plan, threads, kernels, type);
         for (std::int64_t begin = 0; begin < tokens; begin += chunk) {
           const std::int64_t end = std::min(begin + chunk, tokens);
           const std::vector<float> part = run(*executor, begin, end);
@@ -259,12 +260,50 @@ void test_sequences_that_share_a_prefix_have_the_bits_of_each_alone(const Plan& 
   for (const std::string& kernels : kernel_names()) {
     for (int threads : {1, 2, 4}) {
       for (bool cascade : {false, true}) {
-        const std::unique_ptr<Executor> executor = make(plan, threads, kernels, cascade);
+        const std::unique_ptr<Executor> executor = make(plan, threads, kernels, KVType::F16, cascade);
         run(*executor, 0, prefix);
         const std::vector<float> together = run(*executor, Batch::sharing(prefix, count));
         CHECK(together.size() == alone.size());
         CHECK(std::memcmp(together.data(), alone.data(), alone.size() * sizeof(float)) == 0);
       }
+    }
+  }
+}
+
+// Every byte of the copy: the source's where it belongs to a copied token, scales included, else zero.
+void test_a_block_operation_copies_whole_tokens_and_zeroes_the_rest(const Plan& plan) {
+  for (const KVType type : {KVType::F16, KVType::F32, KVType::Int8}) {
+    const std::int64_t element = type == KVType::F16 ? 2 : type == KVType::F32 ? 4 : 1;
+    for (const std::int32_t tokens : {0, 1, 5, 16}) {
+      const std::unique_ptr<Executor> executor = make(plan, 2, "auto", type);
+      const std::int64_t size = executor->options().kv.block_bytes();
+      Rng rng{3};
+      for (std::int64_t i = 0; i < size; ++i) {
+        executor->block(150)[i] = static_cast<std::byte>(1 + rng.next() % 255);
+        executor->block(151)[i] = std::byte{0xff};
+      }
+      Batch batch(0, 1);
+      batch.ops.insert(batch.ops.end(), {151, 150, tokens});
+      const std::size_t n = batch.ids.size();
+      const Sampling sampling(n);
+      std::vector<SampleResult> results(n);
+      std::vector<std::uint8_t> finite(n);
+      executor->step(batch.view(), sampling.view(), {results.data(), finite.data(), nullptr});
+      std::int64_t at = 0;
+      const auto expect = [&](std::int64_t bytes, bool copied) {
+        for (std::int64_t i = 0; i < bytes; ++i, ++at)
+          CHECK(executor->block(151)[at] == (copied ? executor->block(150)[at] : std::byte{0}));
+      };
+      const auto row_of_tokens = [&](std::int64_t bytes) {
+        for (std::int64_t t = 0; t < kBlockTokens; ++t) expect(bytes, t < tokens);
+      };
+      for (std::int64_t head = 0; head < kLayers * kKvHeads; ++head) {
+        for (std::int64_t d = 0; d < kHeadDim; ++d) row_of_tokens(element);
+        if (type == KVType::Int8) row_of_tokens(4);
+        row_of_tokens(kHeadDim * element);
+        if (type == KVType::Int8) row_of_tokens(4);
+      }
+      CHECK(at == size);
     }
   }
 }
@@ -335,12 +374,12 @@ void test_a_plan_that_would_do_harm_is_refused(const Plan& plan) {
   behind_select(RopeOp{{{q, kHeads}}, kHeadDim, 0});
 }
 
-void test_sizes_that_overflow_are_refused(const Plan& plan) {
+void test_sizes_that_overflow_are_refused(const Plan& plan, KVType type) {
   const std::int64_t large = std::int64_t{1} << 40;
   for (int field = 0; field < 6; ++field) {
     for (std::int64_t value : {large, std::numeric_limits<std::int64_t>::max(), std::int64_t{0}, std::int64_t{-1}}) {
       ExecutorOptions options;
-      options.kv = {kLayers, kKvHeads, kHeadDim, KVType::F32};
+      options.kv = {kLayers, kKvHeads, kHeadDim, type};
       options.num_blocks = options.max_rows = 1;
       options.kernels = find_kernels("scalar");
       std::int64_t threads = 1;
@@ -394,9 +433,15 @@ int main() {
   const Plan plan = make_plan(model);
   test_threads_kernels_and_cuts_give_the_same_bits(plan);
   test_sequences_that_share_a_prefix_have_the_bits_of_each_alone(plan);
+    }
+  }
+}
+
+  for (const KVType type : {KVType::F16, KVType::Int8}) test_threads_kernels_and_cuts_give_the_same_bits(plan, type);
+  test_a_block_operation_copies_whole_tokens_and_zeroes_the_rest(plan);
   test_a_plan_that_does_not_fit_together_is_refused(plan);
   test_a_plan_that_would_do_harm_is_refused(plan);
-  test_sizes_that_overflow_are_refused(plan);
+  for (const KVType type : {KVType::F32, KVType::Int8}) test_sizes_that_overflow_are_refused(plan, type);
   test_positions_stop_at_the_blocks_there_are(plan);
   test_the_callers_float_environment_changes_nothing(plan);
   return 0;
