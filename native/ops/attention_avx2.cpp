@@ -155,17 +155,18 @@ void soften_span(const Tile<T>& tile, std::int64_t v, std::int64_t begin, std::i
   const __m256 shift = set_(m);
   __m256 low = _mm256_setzero_ps(), high = low;
   for (std::int64_t i = 0; i < vectors; i += 2) {
-    __m256 e0 = exp_(_mm256_sub_ps(_mm256_loadu_ps(e + 8 * i), shift));
-    __m256 e1 = exp_(_mm256_sub_ps(_mm256_loadu_ps(e + 8 * i + 8), shift));
-    low = _mm256_add_ps(low, e0);
-    high = _mm256_add_ps(high, e1);
-    if constexpr (kScaled<T>) {
-      const float* scales = tile.scales(tile.values(begin / kBlockTokens + i / 2));
-      e0 = _mm256_mul_ps(e0, _mm256_loadu_ps(scales));
-      e1 = _mm256_mul_ps(e1, _mm256_loadu_ps(scales + 8));
-    }
+    const __m256 e0 = exp_(_mm256_sub_ps(_mm256_loadu_ps(e + 8 * i), shift));
+    const __m256 e1 = exp_(_mm256_sub_ps(_mm256_loadu_ps(e + 8 * i + 8), shift));
     _mm256_storeu_ps(e + 8 * i, e0);
     _mm256_storeu_ps(e + 8 * i + 8, e1);
+    low = _mm256_add_ps(low, e0);
+    high = _mm256_add_ps(high, e1);
+  }
+  if constexpr (kScaled<T>) {
+    for (std::int64_t i = 0; i < vectors; ++i) {
+      const float* scales = tile.scales(tile.values(begin / kBlockTokens + i / 2)) + i % 2 * 8;
+      _mm256_storeu_ps(e + 8 * i, _mm256_mul_ps(_mm256_loadu_ps(e + 8 * i), _mm256_loadu_ps(scales)));
+    }
   }
   const float a = scalar::exp_(tile.m[v] - m);
   tile.m[v] = m;

@@ -431,12 +431,7 @@ void test_the_callers_float_environment_changes_nothing(const Plan& plan) {
 int main() {
   Model model;
   const Plan plan = make_plan(model);
-  test_threads_kernels_and_cuts_give_the_same_bits(plan);
   test_sequences_that_share_a_prefix_have_the_bits_of_each_alone(plan);
-    }
-  }
-}
-
   for (const KVType type : {KVType::F16, KVType::Int8}) test_threads_kernels_and_cuts_give_the_same_bits(plan, type);
   test_a_block_operation_copies_whole_tokens_and_zeroes_the_rest(plan);
   test_a_plan_that_does_not_fit_together_is_refused(plan);

@@ -12,23 +12,37 @@ from typing import Any
 from . import scenarios
 from .cases import model_cases, sharing_cases, text_ids
 from .faults import FAULTS, suite_fails_on
+from .machine import Model
 from .models import smollm2
 
 TOKENS = 12  # drawn by each case of the full suite
+SHORT_TOKENS = 6  # and of its repetition with int8 KV
+
+Steps = list[tuple[str, Callable[[], None]]]
 
 
 def full() -> None:
-    model = smollm2()
-    cases = model_cases(model.tokenizer, TOKENS, short_form=False)
-    shared = sharing_cases(text_ids(model.tokenizer), 2000, 32, TOKENS)
-    short = [case for case in cases if len(case.prompt) < 1000]
+    begin = time.monotonic()
+    run_steps(steps_on(smollm2(), TOKENS, short_form=False))
+    run_steps(steps_on(smollm2("int8"), SHORT_TOKENS, short_form=True))
+    run_steps([(f"fault: {name}", lambda name=name: suite_fails_on(name)) for name in FAULTS])
+    print(f"all equal, to the bit ({time.monotonic() - begin:.0f} s)")
+
+
+def steps_on(model: Model, tokens: int, *, short_form: bool) -> Steps:
+    """Every scenario, each case drawing so many tokens."""
+    cases = model_cases(model.tokenizer, tokens, short_form=short_form)
     print(f"{len(cases)} cases on {model.name}: {sum(len(c.prompt) for c in cases)} prompt tokens", flush=True)
+    printing = ["--print", "--kv-dtype", model.kv_dtype, "--tokens", str(tokens), *(["--short"] if short_form else [])]
+    short = [case for case in cases if len(case.prompt) < 1000]
+    prefix = 300 if short_form else 2000
+    shared = sharing_cases(text_ids(model.tokenizer), prefix, 32, tokens)
     expected: dict[str, Any] = {}
 
     def reference() -> None:
         expected.update(scenarios.reference(model, cases))
 
-    steps: list[tuple[str, Callable[[], None]]] = [
+    return [
         ("alone", reference),
         ("random batches", lambda: scenarios.in_random_batches(model, cases, expected, seeds=range(4))),
         *[(f"chunks of {n}", lambda n=n: scenarios.with_chunks(model, cases, expected, n)) for n in (1, 7, 16, 17, 64)],
@@ -38,33 +52,34 @@ def full() -> None:
         ("tiny pool", lambda: scenarios.squeezed_by_a_tiny_pool(model, cases, 40)),
         *[(f"{n} threads", lambda n=n: scenarios.with_options(model, cases, expected, threads=n)) for n in (1, 2, 4)],
         ("no fusion", lambda: scenarios.with_options(model, cases, expected, fusion=False)),
-        ("a shared prefix", lambda: scenarios.sharing_a_prefix(model, shared, 2000)),
+        ("a shared prefix", lambda: scenarios.sharing_a_prefix(model, shared, prefix)),
         ("cancelled neighbours", lambda: scenarios.cancelled_neighbours(model, short, expected)),
         ("blocks full of NaN", lambda: scenarios.on_blocks_full_of_nan(model, cases, expected)),
         ("cut at every token", lambda: scenarios.cut_at_every_token(model, cases, expected)),
-        ("a new process", lambda: scenarios.in_a_new_process(["--print"], expected)),
+        ("a new process", lambda: scenarios.in_a_new_process(printing, expected)),
         ("scalar kernels", lambda: scenarios.with_options(model, cases, expected, kernels="scalar")),
-        *[(f"fault: {name}", lambda name=name: suite_fails_on(name)) for name in FAULTS],
     ]  # fmt: skip
-    begin = time.monotonic()
+
+
+def run_steps(steps: Steps) -> None:
     for name, step in steps:
         start = time.monotonic()
         step()
         verdict = "found" if name.startswith("fault") else "equal"
         print(f"  {name}: {verdict} ({time.monotonic() - start:.0f} s)", flush=True)
-    print(f"all equal, to the bit ({time.monotonic() - begin:.0f} s)")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.exact", description=__doc__)
     parser.add_argument("--print", action="store_true", help="run each case alone and print its trace as JSON")
     parser.add_argument("--short", action="store_true", help="with --print: the short form's cases")
+    parser.add_argument("--kv-dtype", default="f16", help="with --print: f16 or int8")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="with --print: tokens to draw")
     options = parser.parse_args()
     if not options.print:
         full()
         return
-    model = smollm2()
+    model = smollm2(options.kv_dtype)
     cases = model_cases(model.tokenizer, options.tokens, short_form=options.short)
     traces = scenarios.reference(model, cases)
     json.dump({name: repr(trace) for name, trace in traces.items()}, sys.stdout)

@@ -18,11 +18,12 @@ from .machine import Model
 GOLDEN = Path(__file__).parent.parent / "parity" / "golden"
 
 
-@lru_cache(maxsize=1)
-def smollm2() -> Model:
+@lru_cache
+def smollm2(kv_dtype: str = "f16") -> Model:
     checkpoint = load_checkpoint(resolve_model("smollm2"))
     tokenizer = Tokenizer.from_assets(checkpoint.tokenizer, checkpoint.config.vocab_size)
-    return Model("smollm2", checkpoint, tokenizer, eos=checkpoint.eos_token_ids | frozenset(tokenizer.eos_ids))
+    eos = checkpoint.eos_token_ids | frozenset(tokenizer.eos_ids)
+    return Model(f"smollm2-{kv_dtype}", checkpoint, tokenizer, kv_dtype=kv_dtype, eos=eos)
 
 
 def tiny(name: str, *, weights: str = "f32", kv_dtype: str = "f16") -> Model:

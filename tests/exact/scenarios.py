@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from octavo.engine.core import Engine
 from octavo.engine.request import Drawn, Request
 from octavo.limits import BLOCK_TOKENS
@@ -212,9 +210,7 @@ def on_blocks_full_of_nan(
     """Every block holds NaN from a former owner."""
 
     def poison(executor: Any) -> Any:
-        kind = np.float16 if model.kv_dtype == "f16" else np.float32
-        size = len(executor.export_block(0)) // np.dtype(kind).itemsize
-        rubbish = np.full(size, np.nan, dtype=kind).tobytes()
+        rubbish = b"\xff" * len(executor.export_block(0))  # NaN in every float format, so in the scales of int8 too
         for block in range(executor.num_blocks):
             executor.import_block(block, rubbish)
         return wrap(executor)

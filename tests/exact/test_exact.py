@@ -18,6 +18,7 @@ TINY = [
     ("mistral", "q4", "f16"),
     ("qwen2", "f32", "f16"),
     ("qwen3", "q8", "f32"),
+    ("llama", "q4", "int8"),
 ]
 
 World = tuple[Model, list[Case], dict[str, Trace]]

@@ -8,11 +8,11 @@ from octavo.weights.checkpoint import load_checkpoint
 from octavo.weights.dequantise import decode
 from octavo.weights.sources import resolve_model
 from tests.quality.encode import ENCODERS
-from tests.quality.perplexity import BASELINE_BOUND, QUANTISED_BOUND, golden, native_perplexity, percent
+from tests.quality.perplexity import BASELINE_BOUND, INT8_KV_BOUND, QUANTISED_BOUND, golden, native_perplexity, percent
 
 
 @pytest.mark.model
-def test_quantised_arithmetic_costs_less_than_one_percent_of_perplexity() -> None:
+def test_quantised_arithmetic_costs_less_than_one_percent_of_perplexity_and_int8_kv_little_more() -> None:
     token_ids, transformers = golden()
     checkpoint = load_checkpoint(resolve_model("smollm2"))
     program = build_program(checkpoint.config)
@@ -20,6 +20,8 @@ def test_quantised_arithmetic_costs_less_than_one_percent_of_perplexity() -> Non
     assert abs(percent(baseline, transformers)) <= BASELINE_BOUND
     served = native_perplexity(program, checkpoint.tensors, token_ids)
     assert abs(percent(served, baseline)) <= QUANTISED_BOUND
+    with_int8 = native_perplexity(program, checkpoint.tensors, token_ids, kv_dtype="int8")
+    assert 0 < abs(percent(with_int8, served)) <= INT8_KV_BOUND
 
 
 @pytest.mark.parametrize(("encoding", "steps"), [("q5_1", 31), ("q5_k", 31), ("q6_k", 62)])

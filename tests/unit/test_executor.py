@@ -18,7 +18,7 @@ import pytest
 from octavo import _native
 from octavo.errors import EngineClosedError, InvalidParameterError
 from octavo.executor.interface import Batch
-from octavo.executor.native import NativeExecutor, kv_block_bytes
+from octavo.executor.native import KV_DTYPES, NativeExecutor, kv_block_bytes
 from octavo.models.registry import build_program
 from octavo.weights.checkpoint import Checkpoint, load_checkpoint
 
@@ -43,7 +43,7 @@ def logits(executor: NativeExecutor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("weights", ["f32", "q8", "q4"])
-@pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_kernels_threads_and_fusion_give_equal_bits(checkpoint: Checkpoint, weights: str, kv_dtype: str) -> None:
     expected = logits(make(checkpoint, weights=weights, kv_dtype=kv_dtype, kernels="scalar", threads=1, fusion=False))
     assert np.isfinite(expected).all()
@@ -57,18 +57,20 @@ def test_kernels_threads_and_fusion_give_equal_bits(checkpoint: Checkpoint, weig
         assert got.tobytes() == expected.tobytes(), (kernels, threads, fusion)
 
 
-def test_decode_row_by_row_gives_the_bits_of_one_prefill(checkpoint: Checkpoint) -> None:
-    expected = logits(make(checkpoint))
-    executor = make(checkpoint)
+@pytest.mark.parametrize("kv_dtype", ["f16", "int8"])
+def test_decode_row_by_row_gives_the_bits_of_one_prefill(checkpoint: Checkpoint, kv_dtype: str) -> None:
+    expected = logits(make(checkpoint, kv_dtype=kv_dtype))
+    executor = make(checkpoint, kv_dtype=kv_dtype)
     for i, token in enumerate(PROMPT):
         row = executor.logits(batch_of([([token], i, range(i // 16 + 1))]), sampling_rows(1))
         assert row.tobytes() == expected[i].tobytes(), f"token {i}"
 
 
-def test_a_block_full_of_nan_does_not_reach_its_next_owner(checkpoint: Checkpoint) -> None:
-    expected = logits(make(checkpoint))
-    executor = make(checkpoint)
-    rubbish = np.full(len(executor.export_block(0)) // 2, np.nan, dtype=np.float16).tobytes()
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_block_full_of_nan_does_not_reach_its_next_owner(checkpoint: Checkpoint, kv_dtype: str) -> None:
+    expected = logits(make(checkpoint, kv_dtype=kv_dtype))
+    executor = make(checkpoint, kv_dtype=kv_dtype)
+    rubbish = b"\xff" * len(executor.export_block(0))  # NaN in every float format, so in the scales of int8 too
     for block in range(executor.num_blocks):
         executor.import_block(block, rubbish)
     assert logits(executor).tobytes() == expected.tobytes()
@@ -96,9 +98,10 @@ def test_a_shared_prefix_gives_the_bits_of_copies(checkpoint: Checkpoint) -> Non
             assert decode(make(checkpoint, cascade=cascade, threads=threads), shared) == expected, (cascade, threads)
 
 
-def test_a_copied_prefix_gives_the_bits_of_a_computed_one(checkpoint: Checkpoint) -> None:
-    expected = logits(make(checkpoint))
-    executor = make(checkpoint)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_copied_prefix_gives_the_bits_of_a_computed_one(checkpoint: Checkpoint, kv_dtype: str) -> None:
+    expected = logits(make(checkpoint, kv_dtype=kv_dtype))
+    executor = make(checkpoint, kv_dtype=kv_dtype)
     executor.step(prompt_batch(PROMPT[:37]), sampling_rows(37))
     tail = batch_of([(PROMPT[37:], 37, [0, 1, 9, 10, 11])], block_ops=[(9, 2, 5), (10, -1, 0), (11, -1, 0)])
     got = executor.logits(tail, sampling_rows(len(PROMPT) - 37))
@@ -115,9 +118,14 @@ def test_an_exported_block_gives_the_same_bits_in_another_executor(checkpoint: C
     assert second.logits(rest, sampling_rows(len(PROMPT) - 32)).tobytes() == expected[32:].tobytes()
 
 
-def test_block_size_is_as_documented(checkpoint: Checkpoint) -> None:
-    executor = make(checkpoint)
-    assert len(executor.export_block(0)) == kv_block_bytes(executor.program, "f16")
+@pytest.mark.parametrize(("kv_dtype", "element_bytes"), [("f16", 2), ("f32", 4), ("int8", 1)])
+def test_block_size_is_as_documented(checkpoint: Checkpoint, kv_dtype: str, element_bytes: int) -> None:
+    executor = make(checkpoint, kv_dtype=kv_dtype)
+    program = executor.program
+    vectors = program.layers * 2 * program.kv_heads * 16
+    scales = 4 * vectors if kv_dtype == "int8" else 0
+    assert kv_block_bytes(program, kv_dtype) == vectors * program.head_dim * element_bytes + scales
+    assert len(executor.export_block(0)) == kv_block_bytes(program, kv_dtype)
     with pytest.raises(ValueError, match="another size"):
         executor.import_block(0, b"short")
     with pytest.raises(IndexError):

@@ -20,7 +20,7 @@ Model = Annotated[
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a model on the Hub.")]
 Weights = Annotated[str, typer.Option(help="auto, f32, q8 or q4; auto keeps the file's class.")]
-KVDtype = Annotated[str, typer.Option("--kv-dtype", help="f16 or f32.")]
+KVDtype = Annotated[str, typer.Option("--kv-dtype", help="f16, f32 or int8.")]
 KVMemory = Annotated[
     str | None,
     typer.Option("--kv-memory", help="Memory for KV blocks, e.g. 2GiB.  [default: half of the free memory]"),

@@ -35,7 +35,8 @@ class LLM:
 
     model: "smollm2", a .gguf file, a Hugging Face folder, "org/name" or "org/name:file.gguf".
     weights: "auto" (the file's own precision class; 16-bit floats become q8), "f32", "q8" or "q4".
-    kv_dtype: "f16" or "f32". kv_memory: bytes or a text like "2GiB" (default: half of the free memory, taken lazily).
+    kv_dtype: "f16", "f32" or "int8" (half the memory of f16; docs/quality.md says what it costs).
+    kv_memory: bytes or a text like "2GiB" (default: half of the free memory, taken lazily).
     max_model_len: longest prompt + output in tokens (default: the model's context).
     threads: default min(physical cores, cgroup quota). kernels: "auto", "avx2", "scalar".
     policy: "fcfs", "priority" (lower first) or "lpm" (longest cached prefix first).
@@ -51,7 +52,7 @@ class LLM:
         *,
         revision: str | None = None,
         weights: str = "auto",
-        kv_dtype: Literal["f16", "f32"] = "f16",
+        kv_dtype: Literal["f16", "f32", "int8"] = "f16",
         kv_memory: int | str | None = None,
         max_model_len: int | None = None,
         threads: int | None = None,
@@ -63,10 +64,10 @@ class LLM:
         inter_token_target: float = 0.1,
         chunk_size: int | None = None,
     ) -> None:
-        from octavo.executor.native import NativeExecutor, kv_block_bytes
+        from octavo.executor.native import KV_DTYPES, NativeExecutor, kv_block_bytes
 
-        if kv_dtype not in ("f16", "f32"):
-            raise InvalidParameterError("kv_dtype", kv_dtype, "f16 or f32")
+        if kv_dtype not in KV_DTYPES:
+            raise InvalidParameterError("kv_dtype", kv_dtype, "f16, f32 or int8")
         self._model: LoadedModel = load_model(model, revision=revision)
         checkpoint, program = self._model.checkpoint, self._model.program
         self._memory = plan_memory(

@@ -20,16 +20,17 @@ from octavo.weights.dequantise import dequantise
 from octavo.weights.precision import kernel_formats
 from octavo.weights.tensor import Tensor
 
-_ELEMENT_BYTES = {"f16": 2, "f32": 4}
+_TOKEN_BYTES = {"f16": (2, 0), "f32": (4, 0), "int8": (1, 4)}  # of K or V in a head: each element, and a scale
+KV_DTYPES = tuple(_TOKEN_BYTES)
 ARITHMETIC = "octavo-cpu-1"
 
 
 def kv_block_bytes(program: Program, kv_dtype: str) -> int:
     """Bytes of one block of 16 tokens: keys and values of every layer."""
-    if kv_dtype not in _ELEMENT_BYTES:
-        raise InvalidParameterError("kv_dtype", kv_dtype, "f16 or f32")
-    element = _ELEMENT_BYTES[kv_dtype]
-    return program.layers * program.kv_heads * 2 * program.head_dim * BLOCK_TOKENS * element
+    if kv_dtype not in KV_DTYPES:
+        raise InvalidParameterError("kv_dtype", kv_dtype, "f16, f32 or int8")
+    element, scale = _TOKEN_BYTES[kv_dtype]
+    return program.layers * program.kv_heads * 2 * BLOCK_TOKENS * (program.head_dim * element + scale)
 
 
 class NativeExecutor:

@@ -19,7 +19,8 @@ from octavo.program.program import Op, Program, Rope
 from octavo.program.rope import scale_frequencies
 
 F64 = npt.NDArray[np.float64]
-_KV_DTYPES: dict[str, npt.DTypeLike] = {"f64": np.float64, "f32": np.float32, "f16": np.float16}
+# What K and V are kept in; int8 values are kept as what they stand for, element times scale.
+_KV_DTYPES: dict[str, npt.DTypeLike] = {"f64": np.float64, "f32": np.float32, "f16": np.float16, "int8": np.float64}
 
 
 class ReferenceExecutor:
@@ -45,6 +46,7 @@ class ReferenceExecutor:
         # [block][layer][K, V][kv_head][token][head_dim]
         shape = (num_blocks, program.layers, 2, program.kv_heads, BLOCK_TOKENS, program.head_dim)
         self._pool = np.zeros(shape, dtype=_KV_DTYPES[kv_dtype])
+        self._kv_dtype = kv_dtype
         self._arithmetic = f"reference-{kv_dtype}"
 
     @property
@@ -144,7 +146,8 @@ class ReferenceExecutor:
             positions = batch.positions[rows]
             blocks, slots = table[positions // BLOCK_TOKENS], positions % BLOCK_TOKENS
             for which, new in ((0, k), (1, v)):
-                stored = new[rows].reshape(-1, kv_heads, head_dim).astype(self._pool.dtype)
+                stored = new[rows].reshape(-1, kv_heads, head_dim)
+                stored = _rounded_to_int8(stored) if self._kv_dtype == "int8" else stored.astype(self._pool.dtype)
                 self._pool[blocks, layer, which, :, slots] = stored
                 finite[rows] &= np.isfinite(stored).all(axis=(1, 2))
             length = int(positions[-1]) + 1
@@ -160,6 +163,14 @@ def _sequences(batch: Batch) -> Iterator[tuple[slice, npt.NDArray[np.int32]]]:
     for s in range(len(batch.sequence_rows) - 1):
         table = batch.block_tables[batch.block_offsets[s] : batch.block_offsets[s + 1]]
         yield slice(int(batch.sequence_rows[s]), int(batch.sequence_rows[s + 1])), table
+
+
+def _rounded_to_int8(x: F64) -> F64:
+    """Each vector x[..., :] rounded to 255 levels of its own largest magnitude; NaN where it isn't finite."""
+    scale = np.abs(x).max(axis=-1, keepdims=True) / 127
+    scale = np.where(np.isinf(scale), np.nan, scale)
+    levels: F64 = np.where(scale < 1e-30 / 127, 0.0, np.rint(x / scale))
+    return levels * scale
 
 
 def _rms_norm(x: F64, weight: F64, eps: float, heads: int) -> F64:
