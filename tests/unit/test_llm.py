@@ -316,6 +316,24 @@ def test_info_says_what_runs(llm: LLM, folder: Path) -> None:
     assert info["kernels"] in ("avx2", "scalar")
 
 
+def test_int8_kv_takes_less_memory_and_rounds_more(llm: LLM, folder: Path) -> None:
+    params = SamplingParams(max_tokens=4, temperature=0.0, logprobs=1)
+    with open_llm(folder, kv_dtype="int8") as small:
+        assert small.info()["kv_dtype"] == "int8"
+        assert small.info()["num_blocks"] > 1.5 * llm.info()["num_blocks"]
+        rounded = [entry.logprob for token in logprobs_of(small, params) for entry in token.values()]
+    exact = [entry.logprob for token in logprobs_of(llm, params) for entry in token.values()]
+    assert rounded != exact
+    assert rounded == pytest.approx(exact, abs=0.1)
+
+
+def logprobs_of(llm: LLM, params: SamplingParams) -> list[Any]:
+    (output,) = llm.generate("the same request", params)
+    logprobs = output.outputs[0].logprobs
+    assert logprobs
+    return logprobs
+
+
 def test_the_bar_counts_prompts_and_tokens_on_a_terminal_only(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
