@@ -115,6 +115,8 @@ def main(arguments: list[str] | None = None) -> int:
     report("as served (q4/q8, fp16 KV), against float", served, baseline, QUANTISED_BOUND)
     int8 = native_perplexity(program, tensors, token_ids, kv_dtype="int8")
     report("with int8 KV, against fp16 KV", int8, served, INT8_KV_BOUND)
+    int8_alone = native_perplexity(program, tensors, token_ids, "f32", "int8")
+    report("float weights, int8 KV, against float", int8_alone, baseline, INT8_KV_BOUND)
     for encoding in ENCODERS if options.requantise else ():
         original, requantised = dict(tensors), dict(tensors)
         for name, tensor in tensors.items():
