@@ -1,22 +1,12 @@
 // ops/attention.h in AVX2: the query vectors of an item (rows x heads of the group) share each reading of K and V.
 // Scores hold 16 tokens in lanes and values hold head dimensions in lanes, so every FMA chain is the scalar one.
-#include <type_traits>
-
+#include "ops/attention_vectors.h"
 #include "simd/declarations.h"
 #include "simd/math_avx2.h"
 #include "simd/sum_avx2.h"
 
-// Without it GCC 12 keeps accumulator arrays in memory: it splits an array into registers before it unrolls.
-#if defined(__clang__)
-#define OCTAVO_UNROLL _Pragma("unroll")
-#else
-#define OCTAVO_UNROLL _Pragma("GCC unroll 8")
-#endif
-
 namespace octavo::avx2 {
 namespace {
-
-constexpr std::int64_t kSpanBlocks = kSpanTokens / kBlockTokens;
 
 inline __m256 load8(const std::uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -25,46 +15,6 @@ inline __m256 load8(const float* p) { return _mm256_loadu_ps(p); }
 inline __m256 load8(const std::int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
-inline float max_(float a, float b) { return a > b ? a : b; }
-
-template <class T>
-inline constexpr bool kScaled = std::is_same_v<T, std::int8_t>;
-
-// One item's KV head and what is known of its query vectors. Vector v is row v / group, head v % group.
-template <class T>
-struct Tile {
-  const AttentionRow* rows;
-  const std::int32_t* block_table;  // of the rows at hand
-  const std::byte* head;            // this layer's and KV head's K in block 0
-  std::int64_t block_bytes, head_dim, row_count, vectors, group;
-  std::int64_t window, first;  // the first token that any vector takes
-  float soft_cap;
-  float* q;  // [head_dim][vectors], scaled
-  float* e;  // [vectors][64]: scores, then exponentials of the span, as they weigh the values
-  float* m;  // [vectors], and so on: the segment's state
-  float* l;
-  float* a;  // exp(m - m') of the span
-  float* o;  // [vectors][head_dim]
-
-  const T* keys(std::int64_t block) const {
-    return reinterpret_cast<const T*>(head + block_table[block] * block_bytes);
-  }
-  const T* values(std::int64_t block) const { return keys(block) + value_offset(); }
-  std::int64_t value_offset() const { return head_dim * kBlockTokens + (kScaled<T> ? kBlockTokens * 4 : 0); }
-  const float* scales(const T* data) const { return reinterpret_cast<const float*>(data + head_dim * kBlockTokens); }
-  std::int64_t row_position(std::int64_t v) const { return rows[v / group].position; }
-  std::int64_t first_token(std::int64_t v) const {
-    const std::int64_t p = row_position(v);
-    return window > 0 && p >= window ? p - window + 1 : 0;
-  }
-  // Blocks of the span that starts at `begin` that vector v takes: none when all are masked.
-  std::int64_t span_blocks(std::int64_t v, std::int64_t begin) const {
-    const std::int64_t p = row_position(v);
-    if (begin > p || begin + kSpanTokens <= first_token(v)) return 0;
-    const std::int64_t blocks = (p - begin) / kBlockTokens + 1;
-    return blocks < kSpanBlocks ? blocks : kSpanBlocks;
-  }
-};
 
 // Scores of R vectors from v on with the B blocks from `block` on, into columns `column` onwards of e. With Prefetch
 // (the first vectors of a span) the values of these blocks and the keys of the B blocks after them are called in.
@@ -225,202 +175,31 @@ void add_values_from(const Tile<T>& tile, std::int64_t v, std::int64_t block, st
   if constexpr (C > 1) add_values_from<T, R, C / 2>(tile, v, block, count, d);
 }
 
-// R vectors from v on that take the same blocks of the span. Sizes are such that 8 to 12 chains run at once.
-template <class T, int R>
-void update_vectors(const Tile<T>& tile, std::int64_t v, std::int64_t begin, std::int64_t count,
-                    std::int64_t last_block, bool prefetch) {
-  constexpr int B = R == 1 ? 4 : R == 2 ? 2 : 1, C = R == 1 ? 8 : R <= 3 ? 4 : 2;
-  const std::int64_t block = begin / kBlockTokens;
-  float* e = tile.e + v * kSpanTokens;
-  if (prefetch) {
-    score_span<T, R, B, true>(tile, v, block, count, last_block, e);
-  } else {
-    score_span<T, R, B, false>(tile, v, block, count, last_block, e);
-  }
-  for (int r = 0; r < R; ++r) soften_span(tile, v + r, begin, count);
-  add_values_from<T, R, C>(tile, v, block, count, 0);
-}
+struct Spans {
+  static constexpr int kVectors = 6;
 
-// One span for the vectors [v, v_end), which find it in the same blocks.
-template <class T>
-void update_span(const Tile<T>& tile, std::int64_t v, std::int64_t v_end, std::int64_t begin, std::int64_t last_block) {
-  bool first = true;
-  while (v < v_end) {
-    const std::int64_t count = tile.span_blocks(v, begin);
-    std::int64_t end = v + tile.group;  // a run of vectors that take the same blocks
-    while (end < v_end && tile.span_blocks(end, begin) == count) end += tile.group;
-    if (count == 0) {
-      v = end;
-      continue;
+  // Sizes are such that 8 to 12 chains run at once.
+  template <class T, int R>
+  static void update(const Tile<T>& tile, std::int64_t v, std::int64_t begin, std::int64_t count,
+                     std::int64_t last_block, bool prefetch) {
+    constexpr int B = R == 1 ? 4 : R == 2 ? 2 : 1, C = R == 1 ? 8 : R <= 3 ? 4 : 2;
+    const std::int64_t block = begin / kBlockTokens;
+    float* e = tile.e + v * kSpanTokens;
+    if (prefetch) {
+      score_span<T, R, B, true>(tile, v, block, count, last_block, e);
+    } else {
+      score_span<T, R, B, false>(tile, v, block, count, last_block, e);
     }
-    while (v < end) {
-      const std::int64_t left = end - v, pieces = (left + 5) / 6;
-      const std::int64_t size = (left + pieces - 1) / pieces;
-      switch (size) {
-        case 1:
-          update_vectors<T, 1>(tile, v, begin, count, last_block, first);
-          break;
-        case 2:
-          update_vectors<T, 2>(tile, v, begin, count, last_block, first);
-          break;
-        case 3:
-          update_vectors<T, 3>(tile, v, begin, count, last_block, first);
-          break;
-        case 4:
-          update_vectors<T, 4>(tile, v, begin, count, last_block, first);
-          break;
-        case 5:
-          update_vectors<T, 5>(tile, v, begin, count, last_block, first);
-          break;
-        default:
-          update_vectors<T, 6>(tile, v, begin, count, last_block, first);
-          break;
-      }
-      first = false;
-      v += size;
-    }
+    for (int r = 0; r < R; ++r) soften_span(tile, v + r, begin, count);
+    add_values_from<T, R, C>(tile, v, block, count, 0);
   }
-}
-
-// The spans from `begin` on, of one segment, for rows that share what is before `begin`. Rows share each span until
-// their block tables part; from there on each part goes on by itself.
-template <class T>
-void update_rows(Tile<T>& tile, std::int64_t row_begin, std::int64_t row_end, std::int64_t begin) {
-  const std::int64_t segment_end = (begin / kSegmentTokens + 1) * kSegmentTokens;
-  std::int64_t shared = kAllShared, last = tile.rows[row_begin].position;
-  for (std::int64_t r = row_begin + 1; r < row_end; ++r) {
-    if (tile.rows[r].shared < shared) shared = tile.rows[r].shared;
-    if (tile.rows[r].position > last) last = tile.rows[r].position;
-  }
-  if (last >= segment_end) last = segment_end - 1;
-  const AttentionRow& reader = tile.rows[row_end - 1];  // the last of its sequence: its table has all that is read
-  tile.block_table = reader.block_table;
-  const std::int64_t last_block = (reader.position < last ? reader.position : last) / kBlockTokens;
-  for (; begin <= last && begin + kSpanTokens <= shared; begin += kSpanTokens) {
-    update_span(tile, row_begin * tile.group, row_end * tile.group, begin, last_block);
-  }
-  if (begin > last) return;
-  for (std::int64_t r = row_begin; r < row_end;) {
-    const std::int64_t part = r;
-    for (++r; r < row_end && tile.rows[r].shared >= begin + kSpanTokens;) ++r;
-    update_rows(tile, part, r, begin);
-  }
-}
-
-template <class T>
-void update_segment(Tile<T>& tile, std::int64_t segment) {
-  for (std::int64_t v = 0; v < tile.vectors; ++v) {
-    tile.m[v] = -scalar::infinity_();
-    tile.l[v] = 0.0f;
-  }
-  for (std::int64_t i = 0; i < tile.vectors * tile.head_dim; i += 8) _mm256_storeu_ps(tile.o + i, _mm256_setzero_ps());
-  std::int64_t begin = tile.first / kSpanTokens * kSpanTokens;
-  if (begin < segment * kSegmentTokens) begin = segment * kSegmentTokens;
-  if (begin < (segment + 1) * kSegmentTokens) update_rows(tile, 0, tile.row_count, begin);
-}
-
-// (M, L, O) = (M, L, O) merged with the segment (m, l, o); head_dim is a multiple of 8.
-void merge(float& all_m, float& all_l, float* all_o, float m, float l, const float* o, std::int64_t head_dim) {
-  const float top = max_(all_m, m);
-  const float a = scalar::exp_(all_m - top), b = scalar::exp_(m - top);
-  all_l = scalar::fma_(all_l, a, l * b);
-  all_m = top;
-  for (std::int64_t d = 0; d < head_dim; d += 8) {
-    const __m256 added = _mm256_mul_ps(_mm256_loadu_ps(o + d), set_(b));
-    _mm256_storeu_ps(all_o + d, _mm256_fmadd_ps(_mm256_loadu_ps(all_o + d), set_(a), added));
-  }
-}
-
-void write_out(const float* o, float l, std::int64_t head_dim, float* out) {
-  for (std::int64_t d = 0; d < head_dim; d += 8) {
-    _mm256_storeu_ps(out + d, _mm256_div_ps(_mm256_loadu_ps(o + d), set_(l)));
-  }
-}
-
-template <class T>
-void run(const AttentionJob& job, const AttentionItem& item, AttentionScratch& scratch) {
-  const std::int64_t head_dim = job.layout.head_dim, group = job.heads / job.layout.kv_heads;
-  const std::int64_t vectors = (item.row_end - item.row_begin) * group, padded = (vectors + 15) / 16 * 16;
-  float* next = attention_scratch(scratch, attention_scratch_floats(vectors, head_dim));
-  const auto take = [&](std::int64_t floats) {
-    float* p = next;
-    next += padded * floats;
-    return p;
-  };
-  Tile<T> tile;
-  tile.rows = job.rows + item.row_begin;
-  tile.row_count = item.row_end - item.row_begin;
-  tile.head = job.pool + job.layer * job.layout.layer_bytes() + item.kv_head * job.layout.head_bytes();
-  tile.block_bytes = job.layout.block_bytes();
-  tile.head_dim = head_dim;
-  tile.vectors = vectors;
-  tile.group = group;
-  tile.window = job.window;
-  tile.first = tile.first_token(0);
-  for (std::int64_t v = group; v < vectors; v += group) {
-    if (tile.first_token(v) < tile.first) tile.first = tile.first_token(v);
-  }
-  tile.soft_cap = job.soft_cap;
-  tile.e = take(kSpanTokens);
-  tile.q = take(head_dim);
-  tile.o = take(head_dim);
-  tile.m = take(1);
-  tile.l = take(1);
-  tile.a = take(1);
-  float *all_o = take(head_dim), *all_m = take(1), *all_l = take(1);
-
-  const auto place = [&](float* base, std::int64_t stride, std::int64_t v) {  // vector v's columns of q or out
-    return base + tile.rows[v / group].row * stride + (item.kv_head * group + v % group) * head_dim;
-  };
-  for (std::int64_t v = 0; v < vectors; ++v) {
-    const float* q = place(const_cast<float*>(job.q), job.q_stride, v);
-    for (std::int64_t d = 0; d < head_dim; ++d) tile.q[d * vectors + v] = q[d] * job.scale;
-  }
-  if (item.partial >= 0) {
-    update_segment(tile, item.segment_begin);
-    for (std::int64_t v = 0; v < vectors; ++v) {
-      float* partial = job.partials + (item.partial + v) * (2 + head_dim);
-      partial[0] = tile.m[v];
-      partial[1] = tile.l[v];
-      for (std::int64_t d = 0; d < head_dim; d += 8) {
-        _mm256_storeu_ps(partial + 2 + d, _mm256_loadu_ps(tile.o + v * head_dim + d));
-      }
-    }
-    return;
-  }
-  for (std::int64_t s = tile.first / kSegmentTokens; s < item.segment_end; ++s) {
-    update_segment(tile, s);
-    for (std::int64_t v = 0; v < vectors; ++v) {
-      const float* o = tile.o + v * head_dim;
-      const std::int64_t own_first = tile.first_token(v) / kSegmentTokens;
-      const std::int64_t own_last = tile.row_position(v) / kSegmentTokens;
-      if (s == own_last && s == own_first) {
-        write_out(o, tile.l[v], head_dim, place(job.out, job.out_stride, v));
-      } else if (s == own_first) {
-        all_m[v] = tile.m[v];
-        all_l[v] = tile.l[v];
-        for (std::int64_t d = 0; d < head_dim; d += 8)
-          _mm256_storeu_ps(all_o + v * head_dim + d, _mm256_loadu_ps(o + d));
-      } else if (s > own_first && s <= own_last) {
-        merge(all_m[v], all_l[v], all_o + v * head_dim, tile.m[v], tile.l[v], o, head_dim);
-        if (s == own_last) write_out(all_o + v * head_dim, all_l[v], head_dim, place(job.out, job.out_stride, v));
-      }
-    }
-  }
-}
+};
 
 }  // namespace
 
 void attention(const AttentionJob& job, const AttentionItem& item, AttentionScratch& scratch) {
-  if (job.layout.head_dim % 8 != 0) {
-    scalar::attention(job, item, scratch);
-  } else if (job.layout.type == KVType::F16) {
-    run<std::uint16_t>(job, item, scratch);
-  } else if (job.layout.type == KVType::Int8) {
-    run<std::int8_t>(job, item, scratch);
-  } else {
-    run<float>(job, item, scratch);
-  }
+  if (job.layout.head_dim % 8 != 0) return scalar::attention(job, item, scratch);
+  attention_items<Spans>(job, item, scratch);
 }
 
 void attention_merge(const AttentionJob& job, const AttentionPlan& plan, std::int64_t row_begin, std::int64_t row_end) {

@@ -27,7 +27,8 @@ OCTAVO_DECLARE_KERNELS
 // Those that wider registers or tiles make faster; the rest of these tables is AVX2's.
 namespace octavo::avx512 {
 void linear(const LinearJob& job, std::int64_t panel_begin, std::int64_t panel_end);
-}
+void attention(const AttentionJob& job, const AttentionItem& item, AttentionScratch& scratch);
+}  // namespace octavo::avx512
 namespace octavo::amx {
 void linear(const LinearJob& job, std::int64_t panel_begin, std::int64_t panel_end);
 }

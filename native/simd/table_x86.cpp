@@ -7,6 +7,7 @@ const Kernels& avx512_kernels() {
     Kernels kernels = avx2_kernels();
     kernels.name = "avx512";
     kernels.linear = avx512::linear;
+    kernels.attention = avx512::attention;
     return kernels;
   }();
   return table;
