@@ -12,7 +12,7 @@
 namespace octavo::avx512 {
 namespace {
 
-constexpr int kTileRows = 8;
+constexpr int kTileRows = 12;
 constexpr std::int64_t kAheadBytes = 2048;  // how far ahead of its use a stream is fetched
 
 static inline __m512i broadcast4(const std::int8_t* q) {
@@ -31,7 +31,7 @@ template <Format F, int R>
 [[gnu::always_inline]] inline void add_block(const std::byte* block, const QBlock* x, std::int64_t x_stride,
                                              __m512 (&acc)[R]) {
   __m512i dots[R];
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
     dots[r] = F == Format::Q8 ? _mm512_set1_epi32(x[r * x_stride].offset) : _mm512_setzero_si512();
   }
@@ -44,11 +44,11 @@ template <Format F, int R>
       const __m512i both = load_integers(block + 64 * (s / 2));
       w = s % 2 == 0 ? low_nibbles(both) : high_nibbles(both);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) dots[r] = _mm512_dpbusd_epi32(dots[r], w, broadcast4(x[r * x_stride].q + 4 * s));
   }
   const __m512 scale = block_scale<F>(block), min = F == Format::Q8 ? _mm512_setzero_ps() : block_min<F>(block);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) add_group<F>(dots[r], scale, min, x[r * x_stride], acc[r]);
 }
 
@@ -64,7 +64,7 @@ template <Format F, int R>
     const __m256i bf16 = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(step));
     w = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16));
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) acc[r] = _mm512_fmadd_ps(w, _mm512_set1_ps(x[r * x_stride]), acc[r]);
 }
 
@@ -78,7 +78,7 @@ void tile(const LinearJob& job, std::int64_t row, std::int64_t panel, std::int64
   __m512 acc[P][R];
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) acc[p][r] = _mm512_setzero_ps();
   }
   for (std::int64_t i = 0; i < steps; ++i, at += panel_step_bytes(F)) {
@@ -95,7 +95,7 @@ void tile(const LinearJob& job, std::int64_t row, std::int64_t panel, std::int64
   }
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) finish(job, row + r, panel + p * apart, acc[p][r]);
   }
 }
@@ -111,36 +111,23 @@ void one_row(const LinearJob& job, std::int64_t panel_begin, std::int64_t panel_
   for (std::int64_t p = panel_begin + kStreams * apart; p < panel_end; ++p) tile<F, 1, 1>(job, 0, p, 0, kLines<F>);
 }
 
+template <Format F, int R = kTileRows>
+void tile_of(std::int64_t rows, const LinearJob& job, std::int64_t row, std::int64_t panel, std::int64_t ahead) {
+  if (rows == R) {
+    tile<F, R, 1>(job, row, panel, 0, ahead);
+  } else if constexpr (R > 1) {
+    tile_of<F, R - 1>(rows, job, row, panel, ahead);
+  }
+}
+
+// In tiles as equal as can be.
 template <Format F>
 void many_rows(const LinearJob& job, std::int64_t panel_begin, std::int64_t panel_end) {
+  const std::int64_t tiles = (job.rows + kTileRows - 1) / kTileRows;
   for (std::int64_t panel = panel_begin; panel < panel_end; ++panel) {
-    for (std::int64_t row = 0; row < job.rows; row += kTileRows) {
-      const std::int64_t ahead = row == 0 ? kLines<F> : 0;  // later tiles find the panel in the cache
-      switch (job.rows - row) {
-        case 1:
-          tile<F, 1, 1>(job, row, panel, 0, ahead);
-          break;
-        case 2:
-          tile<F, 2, 1>(job, row, panel, 0, ahead);
-          break;
-        case 3:
-          tile<F, 3, 1>(job, row, panel, 0, ahead);
-          break;
-        case 4:
-          tile<F, 4, 1>(job, row, panel, 0, ahead);
-          break;
-        case 5:
-          tile<F, 5, 1>(job, row, panel, 0, ahead);
-          break;
-        case 6:
-          tile<F, 6, 1>(job, row, panel, 0, ahead);
-          break;
-        case 7:
-          tile<F, 7, 1>(job, row, panel, 0, ahead);
-          break;
-        default:
-          tile<F, 8, 1>(job, row, panel, 0, ahead);
-      }
+    for (std::int64_t t = 0; t < tiles; ++t) {
+      const std::int64_t row = t * job.rows / tiles, end = (t + 1) * job.rows / tiles;
+      tile_of<F>(end - row, job, row, panel, t == 0 ? kLines<F> : 0);  // later tiles find the panel in the cache
     }
   }
 }
