@@ -121,6 +121,20 @@ def test_state_is_a_fold_over_the_ids() -> None:
         assert rebuilt.push(ids[cut]) == deltas[cut]
 
 
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_pushing_many_is_pushing_one_by_one(name: str, data: st.DataObject) -> None:
+    tokenizer = golden(name)
+    ids = data.draw(id_lists(name))
+    a, b = sorted(data.draw(st.tuples(*[st.integers(0, len(ids))] * 2)))
+    skip, at_start = data.draw(st.booleans()), data.draw(st.booleans())
+    deltas = stream(tokenizer, ids, skip, at_start)
+    many = IncrementalDetokenizer(tokenizer, skip, at_start)
+    texts = [many.push_all(ids[:a]), many.push_all(ids[a:b]), many.push_all(ids[b:]), many.flush()]
+    assert texts == ["".join(deltas[:a]), "".join(deltas[a:b]), "".join(deltas[b:-1]), deltas[-1]]
+
+
 def test_an_id_outside_the_vocabulary_is_refused() -> None:
     with pytest.raises(InvalidParameterError, match="token id"):
         IncrementalDetokenizer(golden("gguf_smollm")).push(10**9)
