@@ -11,15 +11,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from octavo import _native
+from octavo.engine.core import Engine, EngineConfig
 from octavo.engine.llm import LLM
-from octavo.executor.interface import Batch
+from octavo.executor.interface import Batch, SamplingRows, StepResult
 from octavo.params import SamplingParams
-from octavo.sampling import RowEntry, SamplerState, build_rows, resolve
+from octavo.sampling import SamplerState, build_rows, resolve
 
 BATCH, CONTEXT, ROUNDS = 32, 128, 40
 
@@ -49,9 +51,9 @@ def main() -> None:
     with LLM("smollm2") as llm:
         print(f"  {llm.info()['kernels']} kernels, {llm.info()['threads']} threads")
         _sampling(llm)
-    for size in (1, BATCH):
-        with LLM("smollm2") as llm:  # a new one: its step times are of this batch size only
-            _python(llm, size)
+        for size in (1, BATCH):
+            for streams in (False, True):
+                _python(llm, size, streams)
     print(f"peak RSS {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
 
 
@@ -99,13 +101,13 @@ def _rows(llm: LLM, params: SamplingParams, ids: Sequence[int], count: int) -> A
         eos_ids=frozenset(),
         encode=list,
     )
-    entries: list[RowEntry] = []
-    for n in range(count):
-        state = SamplerState(resolved, ids, n)
+    states = [SamplerState(resolved, ids, n) for n in range(count)]
+    for state in states:
         for token in ids:
             state.append(token)
-        entries.append(state.row(2 * len(ids)))
-    return build_rows(entries, llm._executor.vocab_size)
+    edits = [state.edits() if state.edits_logits else None for state in states]
+    positions = [2 * len(ids)] * count
+    return build_rows([state.scalars for state in states], positions, edits, llm._executor.vocab_size)
 
 
 def _batch(tokens: Sequence[Sequence[int]], start: int, first_block: int, per_sequence: int) -> Batch:
@@ -133,15 +135,76 @@ def _in_turn(variants: dict[str, Callable[[], Any]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def _python(llm: LLM, size: int) -> None:
-    """What a step costs outside the executor: scheduling, arrays, folding tokens in."""
-    prompts = [[(7 * i + j) % 40_000 + 100 for j in range(64)] for i in range(size)]
-    params = SamplingParams(max_tokens=128, ignore_eos=True, temperature=0.8, top_p=0.95, seed=1)
-    llm.generate(prompts, params, use_tqdm=False)
-    stats = llm.stats()
-    step, executor = stats["step_seconds"]["p50"], stats["executor_seconds"]["p50"]
-    outside, share = step - executor, 1 - executor / step
-    print(f"batch {size}: step {step * 1e3:.2f} ms, outside the executor {outside * 1e3:.2f} ms ({share:.1%})")
+class _Timed:
+    """An executor that knows how long its last step took: CPU seconds of the calling thread, and seconds."""
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+        self.cpu = self.wall = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def step(self, batch: Batch, sampling: SamplingRows) -> StepResult:
+        wall, cpu = time.perf_counter(), time.thread_time()
+        result: StepResult = self._executor.step(batch, sampling)
+        self.cpu, self.wall = time.thread_time() - cpu, time.perf_counter() - wall
+        return result
+
+
+def _python(llm: LLM, size: int, streams: bool) -> None:
+    """What a decode step costs outside the executor: scheduling, arrays, folding tokens in.
+
+    Time is that of a step between two of the model's, which leave nothing of Python in the processor's caches. Calls
+    (of Python functions and of C's) and bytecodes are exact: they do not move with the machine.
+    """
+    executor = _Timed(llm._executor)
+    engine = Engine(executor, llm.tokenizer, frozenset(), EngineConfig(max_model_len=1024))
+    params = SamplingParams(max_tokens=ROUNDS + 100, temperature=0.8, top_p=0.95, seed=1)
+    updates: SimpleQueue[Any] = SimpleQueue()
+    for i in range(size):
+        prompt = [(7 * i + j) % 40_000 + 100 for j in range(64)]
+        engine.add(engine.prepare(f"{i}", prompt, params, updates.put, streams=streams))
+    while engine.scheduler.num_decoding < size:
+        engine.step()
+    outside, walls = [], []
+    for _ in range(ROUNDS):
+        begin = time.thread_time()
+        engine.step()
+        outside.append(time.thread_time() - begin - executor.cpu)
+        walls.append(executor.wall)
+    engine.executor = llm._executor
+    calls, bytecodes = _counts(engine)
+    mine, native = statistics.median(outside), statistics.median(walls)
+    print(
+        f"batch {size}, top-p, {'streamed' if streams else 'generate'}: {mine * 1e3:.3f} ms a step outside the "
+        f"executor, {mine / (mine + native):.1%} of the step; {calls:.0f} calls, {bytecodes:.0f} bytecodes"
+    )
+
+
+def _counts(engine: Engine, steps: int = 16) -> tuple[float, float]:
+    """Calls and bytecodes a step; 16 steps, so that each sequence takes a new block once."""
+    calls = bytecodes = 0
+
+    def on_call(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    def on_bytecode(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal bytecodes
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        bytecodes += event == "opcode"
+        return on_bytecode
+
+    sys.setprofile(on_call)
+    for _ in range(steps):
+        engine.step()
+    sys.setprofile(None)
+    sys.settrace(on_bytecode)
+    for _ in range(steps):
+        engine.step()
+    sys.settrace(None)
+    return calls / steps, bytecodes / steps
 
 
 if __name__ == "__main__":

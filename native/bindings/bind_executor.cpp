@@ -4,6 +4,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -16,7 +17,8 @@
 namespace nb = nanobind;
 using namespace octavo;
 using octavo::python::Array1;
-using octavo::python::Array2;
+using octavo::python::Buffer;
+using octavo::python::list_of;
 using octavo::python::owned_array;
 
 namespace {
@@ -74,76 +76,90 @@ struct NativeExecutor {
   }
 };
 
-BatchView view_of(const Array1<std::int32_t>& token_ids, const Array1<std::int64_t>& positions,
-                  const Array1<std::int32_t>& sequence_rows, const Array1<std::int32_t>& block_tables,
-                  const Array1<std::int32_t>& block_offsets, const Array1<std::int32_t>& logit_rows,
-                  const Array2<std::int32_t>& block_ops) {
-  if (positions.shape(0) != token_ids.shape(0)) throw nb::value_error("positions: one is needed for each token id");
-  if (sequence_rows.shape(0) < 2 || block_offsets.shape(0) != sequence_rows.shape(0)) {
-    throw nb::value_error("sequence_rows and block_offsets: one more entry than sequences is needed");
+// The arrays of a Batch, held for as long as the view is used.
+struct BatchArrays {
+  Buffer<std::int32_t> token_ids;
+  Buffer<std::int64_t> positions;
+  Buffer<std::int32_t> sequence_rows, block_tables, block_offsets, logit_rows, block_ops;
+
+  BatchView view() const {
+    if (positions.size() != token_ids.size()) throw nb::value_error("positions: one is needed for each token id");
+    if (sequence_rows.size() < 2 || block_offsets.size() != sequence_rows.size())
+      throw nb::value_error("sequence_rows and block_offsets: one more entry than sequences is needed");
+    if (block_ops.size(1) != 3) throw nb::value_error("block_ops: rows of (dst, src, tokens) are needed");
+    BatchView b;
+    b.token_ids = token_ids.data();
+    b.positions = positions.data();
+    b.rows = token_ids.size();
+    b.sequence_rows = sequence_rows.data();
+    b.block_offsets = block_offsets.data();
+    b.sequences = sequence_rows.size() - 1;
+    b.block_tables = block_tables.data();
+    b.block_table_size = block_tables.size();
+    b.logit_rows = logit_rows.data();
+    b.logit_row_count = logit_rows.size();
+    b.block_ops = block_ops.data();
+    b.block_op_count = block_ops.size();
+    return b;
   }
-  if (block_ops.shape(1) != 3) throw nb::value_error("block_ops: rows of (dst, src, tokens) are needed");
-  const auto all_aligned = [](const auto&... arrays) { return (python::aligned(arrays) && ...); };
-  if (!all_aligned(token_ids, positions, sequence_rows, block_tables, block_offsets, logit_rows, block_ops))
-    throw nb::value_error("an array of the batch at an odd address");
-  BatchView b;
-  b.token_ids = token_ids.data();
-  b.positions = positions.data();
-  b.rows = static_cast<std::int64_t>(token_ids.shape(0));
-  b.sequence_rows = sequence_rows.data();
-  b.block_offsets = block_offsets.data();
-  b.sequences = static_cast<std::int64_t>(sequence_rows.shape(0)) - 1;
-  b.block_tables = block_tables.data();
-  b.block_table_size = static_cast<std::int64_t>(block_tables.shape(0));
-  b.logit_rows = logit_rows.data();
-  b.logit_row_count = static_cast<std::int64_t>(logit_rows.shape(0));
-  b.block_ops = block_ops.data();
-  b.block_op_count = static_cast<std::int64_t>(block_ops.shape(0));
-  return b;
+};
+
+nb::object bytes_of(const std::vector<std::uint8_t>& flags) {
+  return nb::bytes(reinterpret_cast<const char*>(flags.data()), flags.size());
 }
 
-// One step. `sampling` is a SamplingRows. Returns (ids, logprobs,
-// ranks, top_ids, top_logprobs, ok, finite, logits or None).
-nb::tuple step(NativeExecutor& self, const Array1<std::int32_t>& token_ids, const Array1<std::int64_t>& positions,
-               const Array1<std::int32_t>& sequence_rows, const Array1<std::int32_t>& block_tables,
-               const Array1<std::int32_t>& block_offsets, const Array1<std::int32_t>& logit_rows,
-               const Array2<std::int32_t>& block_ops, nb::handle sampling, bool want_logits) {
-  const BatchView batch =
-      view_of(token_ids, positions, sequence_rows, block_tables, block_offsets, logit_rows, block_ops);
-  const python::SamplingArrays arrays(sampling, batch.logit_row_count, self.vocab);
+// One step. Takes the fields of a Batch and of a SamplingRows; returns those of a StepResult, then the logits if
+// wanted.
+nb::tuple step(NativeExecutor& self, nb::handle token_ids, nb::handle positions, nb::handle sequence_rows,
+               nb::handle block_tables, nb::handle block_offsets, nb::handle logit_rows, nb::handle block_ops,
+               nb::handle scalars, nb::handle position, nb::handle edits, bool want_logits) {
+  const BatchArrays lent{{token_ids, "token_ids"},         {positions, "positions"},
+                         {sequence_rows, "sequence_rows"}, {block_tables, "block_tables"},
+                         {block_offsets, "block_offsets"}, {logit_rows, "logit_rows"},
+                         {block_ops, "block_ops", 2}};
+  const BatchView batch = lent.view();
+  const python::SamplingArrays arrays(scalars, position, edits, batch.logit_row_count, self.vocab);
   const SamplingView& view = arrays.view();
   if (const std::string problem = validate(view); !problem.empty()) throw nb::value_error(problem.c_str());
 
-  const auto rows = static_cast<std::size_t>(batch.rows), count = static_cast<std::size_t>(batch.logit_row_count);
+  const auto count = static_cast<std::size_t>(batch.logit_row_count);
   const auto top = static_cast<std::size_t>(max_logprobs(view));
-  std::int32_t *ids, *ranks, *top_ids;
-  float *logprobs, *top_logprobs, *logits = nullptr;
-  std::uint8_t *ok, *finite;
-  nb::object ids_array = owned_array({count}, ids), logprobs_array = owned_array({count}, logprobs);
-  nb::object ranks_array = owned_array({count}, ranks), ok_array = owned_array({count}, ok);
-  nb::object top_ids_array = owned_array({count, top}, top_ids),
-             top_logprobs_array = owned_array({count, top}, top_logprobs);
-  nb::object finite_array = owned_array({rows}, finite), logits_array = nb::none();
-  if (want_logits) logits_array = owned_array({count, static_cast<std::size_t>(self.vocab)}, logits);
-
   std::vector<SampleResult> results(count);
+  std::vector<std::int32_t> top_ids(count * top);
+  std::vector<float> top_logprobs(count * top);
   for (std::size_t r = 0; r < count; ++r) {
-    results[r].top_ids = top_ids + r * top;
-    results[r].top_logprobs = top_logprobs + r * top;
+    results[r].top_ids = top_ids.data() + r * top;
+    results[r].top_logprobs = top_logprobs.data() + r * top;
   }
+  std::vector<std::uint8_t> finite(static_cast<std::size_t>(batch.rows));
+  float* logits = nullptr;
+  nb::object logits_array;
+  if (want_logits) logits_array = owned_array({count, static_cast<std::size_t>(self.vocab)}, logits);
   self.in_turn([&](Executor& executor) {
     std::string problem = executor.check(batch);
-    if (problem.empty()) executor.step(batch, view, {results.data(), finite, logits});
+    if (problem.empty()) executor.step(batch, view, {results.data(), finite.data(), logits});
     return problem;
   });
-  for (std::size_t r = 0; r < count; ++r) {
-    ids[r] = results[r].ok ? results[r].id : -1;
-    logprobs[r] = results[r].logprob;
-    ranks[r] = results[r].rank;
-    ok[r] = results[r].ok ? 1 : 0;
-  }
-  return nb::make_tuple(ids_array, logprobs_array, ranks_array, top_ids_array, top_logprobs_array, ok_array,
-                        finite_array, logits_array);
+
+  std::vector<std::uint8_t> ok(count);
+  for (std::size_t r = 0; r < count; ++r) ok[r] = results[r].ok ? 1 : 0;
+  const auto result = [&](std::int64_t r) -> const SampleResult& { return results[static_cast<std::size_t>(r)]; };
+  const auto each_row = [&](auto make) { return list_of(batch.logit_row_count, make); };
+  const auto each_best = [&](auto make) {  // lists in a list
+    return each_row([&, make](std::int64_t r) {
+      return list_of(std::max(view.num_logprobs[r], 0), [&](std::int64_t i) { return make(result(r), i); })
+          .release()
+          .ptr();
+    });
+  };
+  const nb::tuple fields = nb::make_tuple(
+      each_row([&](std::int64_t r) { return PyLong_FromLong(result(r).ok ? result(r).id : -1); }),
+      each_row([&](std::int64_t r) { return PyFloat_FromDouble(result(r).logprob); }),
+      each_row([&](std::int64_t r) { return PyLong_FromLong(result(r).rank); }),
+      each_best([](const SampleResult& row, std::int64_t i) { return PyLong_FromLong(row.top_ids[i]); }),
+      each_best([](const SampleResult& row, std::int64_t i) { return PyFloat_FromDouble(row.top_logprobs[i]); }),
+      bytes_of(ok), bytes_of(finite));
+  return want_logits ? nb::tuple(fields + nb::make_tuple(logits_array)) : fields;
 }
 
 KVType kv_type_of(const std::string& name) {
@@ -279,10 +295,9 @@ void bind_executor(nb::module_& m) {
           nb::arg("plan"), nb::kw_only(), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"),
           nb::arg("kv_dtype"), nb::arg("num_blocks"), nb::arg("max_rows"), nb::arg("threads"), nb::arg("cascade"),
           nb::arg("kernels"))
-      .def("step", &step, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(),
-           nb::arg("sequence_rows").noconvert(), nb::arg("block_tables").noconvert(),
-           nb::arg("block_offsets").noconvert(), nb::arg("logit_rows").noconvert(), nb::arg("block_ops").noconvert(),
-           nb::arg("sampling"), nb::arg("want_logits") = false)
+      .def("step", &step, nb::arg("token_ids"), nb::arg("positions"), nb::arg("sequence_rows"), nb::arg("block_tables"),
+           nb::arg("block_offsets"), nb::arg("logit_rows"), nb::arg("block_ops"), nb::arg("scalars"),
+           nb::arg("position"), nb::arg("edits").none(), nb::arg("want_logits"))
       .def_prop_ro("kernels", [](const NativeExecutor& self) { return self.kernels; })
       .def("export_block", &export_block)
       .def("import_block", &import_block)

@@ -21,7 +21,8 @@ nb::tuple sample(const Array2<float>& logits, nb::handle rows, const std::string
     throw nb::value_error(("kernels " + kernel_name + " do not exist or do not run here").c_str());
   if (!python::aligned(logits)) throw nb::value_error("logits: an array at an odd address");
   const auto count = static_cast<std::int64_t>(logits.shape(0)), vocab = static_cast<std::int64_t>(logits.shape(1));
-  const python::SamplingArrays arrays(rows, count, vocab);
+  const nb::object scalars = rows.attr("scalars"), position = rows.attr("position"), edits = rows.attr("edits");
+  const python::SamplingArrays arrays(scalars, position, edits, count, vocab);
   const SamplingView& view = arrays.view();
   if (const std::string problem = validate(view); !problem.empty()) throw nb::value_error(problem.c_str());
 

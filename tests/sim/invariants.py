@@ -27,6 +27,8 @@ def check_all(scheduler: Scheduler, executor: FakeExecutor, oracle: Oracle) -> N
     check_sharing(scheduler.running, owners)
     for sequence in scheduler.running:
         check_running(sequence)
+    decoding = sum(sequence.num_computed >= sequence.prefill_end for sequence in scheduler.running)
+    require(scheduler.num_decoding == decoding, "num_decoding is not what runs past its prefill")
     for sequence in scheduler.waiting:
         require(sequence.state is State.WAITING and not sequence.block_table, "I1: a waiting sequence owns blocks")
     check_waste(scheduler)
@@ -141,4 +143,4 @@ def check_bounds(scheduler: Scheduler, nodes: int) -> None:
     require(len(scheduler.running) <= scheduler.config.max_sequences, "I8: running")
     # Preempted sequences come back to the queue whatever its length.
     require(len(waiting) <= waiting.max_waiting + scheduler.config.max_sequences, "I8: waiting")
-    require(waiting.num_young <= len(waiting), "I8: ageing")
+    require(len(waiting.young) <= len(waiting), "I8: ageing")

@@ -77,7 +77,7 @@ def measure(requests: int = 400, sequences: int = 32, blocks: int = 1_200, seed:
         waste.append(scheduler.stats().waste_percent)
         for chunk in plan.sequences:
             if chunk.samples:
-                chunk.sequence.append(rng.randrange(VOCABULARY))
+                chunk.sequence.token_ids.append(rng.randrange(VOCABULARY))
                 if len(chunk.sequence.token_ids) == chunk.sequence.max_total:
                     scheduler.finish(chunk.sequence)
     return WasteReport(

@@ -256,7 +256,7 @@ class World:
         self.seen["lost step"] += 1
 
     def draw(self, sequence: Sequence, cell: int) -> None:
-        sequence.append(token_of(cell, self.vocabulary))
+        sequence.token_ids.append(token_of(cell, self.vocabulary))
         self.last_progress = self.steps
         self.seen["token"] += 1
         stopped = self.rng.random() < 0.01

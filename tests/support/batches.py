@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from octavo.executor.interface import Batch, SamplingRows
+from octavo.executor.interface import SCALARS, Batch, Edits, SamplingRows
 from octavo.limits import BLOCK_TOKENS
 
 
@@ -49,24 +49,19 @@ def sampling_rows(
     rows: int, *, targets: Sequence[int] | None = None, temperature: float = 0.0, num_logprobs: int = 0
 ) -> SamplingRows:
     """Greedy rows (or rows that report `targets`) with every filter and penalty off."""
-    ints, floats = np.zeros(rows, dtype=np.int32), np.zeros(rows, dtype=np.float32)
+    packed = [
+        SCALARS.pack(0, temperature, 1, 0, 1, 0, 0, 1, 0, 0, target, num_logprobs)
+        for target in (targets if targets is not None else [-1] * rows)
+    ]
+    return SamplingRows(b"".join(packed), np.zeros(rows, dtype=np.int64))
+
+
+def no_edits(rows: int) -> Edits:
+    """Arrays that say what `edits=None` says."""
     none = np.zeros(rows + 1, dtype=np.int32)
     empty = np.zeros(0, dtype=np.int32)
-    return SamplingRows(
-        temperature=floats + np.float32(temperature),
-        top_k=ints,
-        top_p=floats + 1,
-        min_p=floats,
-        typical_p=floats + 1,
-        presence=floats,
-        frequency=floats,
-        repetition=floats + 1,
-        seed=np.zeros(rows, dtype=np.uint64),
-        position=np.zeros(rows, dtype=np.int64),
-        n_index=ints,
-        target=ints - 1 if targets is None else np.asarray(targets, dtype=np.int32),
-        num_logprobs=ints + np.int32(num_logprobs),
-        mask_index=ints - 1,
+    return Edits(
+        mask_index=np.full(rows, -1, dtype=np.int32),
         masks=np.zeros((0, 0), dtype=np.uint32),
         banned_offsets=none,
         banned_ids=empty,

@@ -51,11 +51,19 @@ class Inbox:
         return self.ends[0]
 
 
-def submit(engine: Engine, name: str, prompt: Sequence[int], sink: Any = None, emitted: Any = (), **params: Any) -> Any:
+def submit(
+    engine: Engine,
+    name: str,
+    prompt: Sequence[int],
+    sink: Any = None,
+    emitted: Any = (),
+    streams: bool = True,
+    **params: Any,
+) -> Any:
     """Adds a request; returns its inbox."""
     inbox = Inbox() if sink is None else sink
     params = {"max_tokens": 6, "temperature": 1.0, "seed": 7, "logprobs": 2, **params}
-    engine.add(engine.prepare(name, prompt, SamplingParams(**params), inbox), emitted)
+    engine.add(engine.prepare(name, prompt, SamplingParams(**params), inbox, streams=streams), emitted)
     return inbox
 
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.engine.request import Drawn, Generation
+from octavo.engine.request import Generation
 from octavo.params import SamplingParams
 from octavo.sampling import resolve
 from octavo.scheduler.sequence import Sequence as ScheduledSequence
 from octavo.tokenizer import Tokenizer
-from tests.exact.machine import Model
+from tests.exact.machine import Model, Trace
 from tests.support.engines import EOS, PROMPTS, engine_of, finish, load_tiny, submit
 from tests.support.tiny_llm import VOCAB
 
@@ -68,7 +68,7 @@ def test_why_an_output_ended(model: Model) -> None:
         assert (reason, stop, count) == ("stop", None, 1)
 
 
-def _generation(tokenizer: Tokenizer, **params: Any) -> Generation:
+def _generation(tokenizer: Tokenizer, *, streams: bool = True, **params: Any) -> Generation:
     resolved = resolve(
         SamplingParams(**{"max_tokens": 1000, **params}),
         prompt_len=1,
@@ -77,7 +77,7 @@ def _generation(tokenizer: Tokenizer, **params: Any) -> Generation:
         eos_ids=frozenset({EOS}),
         encode=lambda text: [],
     )
-    return Generation(ScheduledSequence(0, [5], 1, 2), 0, [5], resolved, tokenizer)
+    return Generation(ScheduledSequence(0, [5], 1, 1 + resolved.max_tokens), 0, [5], resolved, tokenizer, streams)
 
 
 def _one_shot(text: str, stops: Sequence[str], include: bool) -> str:
@@ -119,7 +119,7 @@ def test_deltas_give_the_text_cut_at_the_first_stop_string_however_it_ends(
     generation = _generation(model.tokenizer, **params)
     shown = ""
     for i in ids:
-        shown += generation.accept(Drawn(i))
+        shown += generation.accept(i)
         if generation.finished:
             break
     assert generation.finished
@@ -154,3 +154,65 @@ def test_logprobs_are_a_dict_of_the_token_and_the_most_likely(model: Model) -> N
         assert none.output.outputs[0].logprobs is None
         assert none.output.outputs[0].cumulative_logprob is None
         assert none.output.outputs[0].token_ids == completion.token_ids
+
+
+@given(st.data(), some_ids, st.lists(st.text("\ufffdAB\né€", min_size=1, max_size=3), max_size=1))
+@settings(max_examples=600, deadline=None)
+def test_text_made_late_is_the_text_made_token_by_token_wherever_it_is_cut(
+    model: Model, data: st.DataObject, ids: list[int], stops: list[str]
+) -> None:
+    params: dict[str, Any] = {
+        "stop": stops,
+        "stop_token_ids": data.draw(st.sampled_from([[], [37], [99], [102]])),
+        "include_stop_str_in_output": data.draw(st.booleans()),
+        "ignore_eos": data.draw(st.booleans()),
+        "skip_special_tokens": data.draw(st.booleans()),
+        "min_tokens": data.draw(st.integers(0, 3)),
+        "max_tokens": data.draw(st.integers(3, 12)),
+    }
+    ids = [token for i in ids for token in ([i] if data.draw(st.integers(0, 9)) else [EOS, 1, i])]
+    early = _generation(model.tokenizer, streams=True, **params)
+    late = _generation(model.tokenizer, streams=False, **params)
+    for i in ids[: data.draw(st.integers(0, len(ids)))]:
+        early.accept(i)
+        late.accept(i)
+        assert (early.finish_reason, early.stop_reason) == (late.finish_reason, late.stop_reason)
+        if early.finished:
+            break
+    assert early.output() == late.output()
+
+
+def test_a_request_that_does_not_stream_is_told_only_the_end_and_has_the_same_answer(model: Model) -> None:
+    styles: list[dict[str, Any]] = [
+        {"logprobs": None},
+        {"ignore_eos": True, "max_tokens": 40},
+        {"n": 2, "stop_token_ids": list(range(20, 40)), "max_tokens": 40},
+        {"stop": ["a", "e"], "max_tokens": 40},
+        {"presence_penalty": 1.0, "min_tokens": 3, "prompt_logprobs": 1},
+    ]
+    with engine_of(model) as engine:
+        for i, style in enumerate(styles):
+            expected = [submit(engine, f"{i}-{j}", prompt, **style) for j, prompt in enumerate(PROMPTS)]
+            finish(engine)
+            engine.flush_cache()
+            quiet = [submit(engine, f"{i}-{j}", p, streams=False, **style) for j, p in enumerate(PROMPTS)]
+            finish(engine)
+            for told, asked in zip(quiet, expected):
+                assert told.deltas == []
+                assert asked.deltas != []
+                assert Trace.of(told.output) == Trace.of(asked.output)
+
+
+def test_a_request_that_does_not_stream_keeps_its_text_when_it_is_cancelled(model: Model) -> None:
+    with engine_of(model) as engine:
+        params: dict[str, Any] = {"ignore_eos": True, "max_tokens": 40, "logprobs": None}
+        outputs = []
+        for streams in (True, False):
+            engine.flush_cache()
+            inbox = submit(engine, "r", PROMPTS[0], streams=streams, **params)
+            for _ in range(20):
+                engine.step()
+            engine.cancel("r")
+            outputs.append(inbox.output.outputs[0])
+        assert outputs[0].text
+        assert outputs[0] == outputs[1]

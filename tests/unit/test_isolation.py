@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from octavo.engine.core import Engine
-from octavo.engine.request import Request
+from octavo.engine.request import Generation, Request
 from octavo.errors import EngineClosedError, RequestFailedError
 from octavo.executor.interface import Batch, SamplingRows, StepResult
+from octavo.sampling import RowEdits
 from tests.exact.machine import Model, Trace
 from tests.support.engines import PROMPTS, Inbox, answers, engine_of, finish, load_tiny, submit
 
@@ -25,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 PER_REQUEST = ("/octavo/sampling/", "/octavo/tokenizer/", "/octavo/engine/request.py", "/tests/support/engines.py")
-IN_CORE = {"_scoring_rows", "_accept", "_logprobs"}
+IN_CORE = {"_add_scoring_rows", "_accept", "_logprobs"}
 GUARDS = {"complete", "refused"}  # what brings the failure to its request
 
 
@@ -98,23 +99,29 @@ def test_a_failure_in_any_call_that_serves_a_request_ends_at_most_that_request(
             failed_in[name] = failed_in.get(name, 0) + len(failed)
         else:
             raise AssertionError("the run has no end")
-    reached = {"row", "prompt_row", "append", "push", "flush", "accept", "emit", "score", "_logprobs", "__call__"}
+    reached = {"edits", "prompt_scalars", "append", "push", "flush", "accept", "emit", "score", "_logprobs", "__call__"}
     assert reached <= {name for name, count in failed_in.items() if count}, failed_in
     assert sum(failed_in.values()) > 100
 
 
 def _spoil_sampler_row(request: Request) -> None:
-    request.generations[0].sampler.row = _raise  # type: ignore[method-assign]
+    sampler = request.generations[0].sampler
+    sampler.edits_logits = True
+    sampler.edits = _raise  # type: ignore[method-assign]
 
 
 def _spoil_row_arrays(request: Request) -> None:
     sampler = request.generations[0].sampler
-    row = sampler.row
-    sampler.row = lambda position: row(position)._replace(bias=(np.zeros(2, np.int32), "x"))  # type: ignore
+    sampler.edits_logits = True
+    sampler.edits = lambda: RowEdits(bias=(np.zeros(2, np.int32), "x"))  # type: ignore
 
 
 def _spoil_output(request: Request) -> None:
-    request.generations[0].output = _raise  # type: ignore[method-assign]
+    class Broken(Generation):
+        __slots__ = ()
+        output = _raise
+
+    request.generations[0].__class__ = Broken
 
 
 def _raise(*_: Any) -> Any:
@@ -169,14 +176,12 @@ class Poisoned:
         if self.steps in self.failing_steps:
             raise MemoryError("injected")
         result: StepResult = self._executor.step(batch, sampling)
-        rows = np.flatnonzero(batch.token_ids == self.marked_token)
+        marked = [token_id == self.marked_token for token_id in batch.token_ids]
         if self.field == "finite":
-            finite = result.finite.copy()
-            finite[rows] = 0
-            return dataclasses.replace(result, finite=finite)
-        ok = result.ok.copy()
-        ok[np.isin(batch.logit_rows, rows)] = 0
-        return dataclasses.replace(result, ok=ok, ids=np.where(ok == 0, -1, result.ids).astype(np.int32))
+            return dataclasses.replace(result, finite=bytes(not bad for bad in marked))
+        ok = bytes(not marked[row] for row in batch.logit_rows)
+        ids = [token_id if good else -1 for token_id, good in zip(result.ids, ok)]
+        return dataclasses.replace(result, ok=ok, ids=ids)
 
 
 @pytest.mark.parametrize("field", ["finite", "ok"])
@@ -244,8 +249,8 @@ def test_an_executor_that_answers_an_impossible_id_fails_the_request_alone(model
     class Impossible(Poisoned):
         def step(self, batch: Batch, sampling: SamplingRows) -> StepResult:
             result = self._executor.step(batch, sampling)
-            ids = result.ids.copy()
-            ids[np.isin(batch.logit_rows, np.flatnonzero(batch.token_ids == self.marked_token))] = 1 << 30
+            marked = [batch.token_ids[row] == self.marked_token for row in batch.logit_rows]
+            ids = [1 << 30 if bad else token_id for token_id, bad in zip(result.ids, marked)]
             return dataclasses.replace(result, ids=ids)
 
     with engine_of(model, wrap=Impossible) as engine:

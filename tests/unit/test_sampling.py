@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.executor.interface import SamplingRows
+from octavo.executor.interface import Edits, SamplingRows
 from octavo.params import SamplingParams
 from octavo.sampling import ResolvedParams, SamplerState, build_rows, resolve
+from tests.support.batches import no_edits
 
 VOCAB = 100
 PROMPT = [5, 6, 5, 7]
-FLOATS = ["temperature", "top_p", "min_p", "typical_p", "presence", "frequency", "repetition", "bias_values"]
-KINDS = {"seed": np.uint64, "position": np.int64, "masks": np.uint32, **dict.fromkeys(FLOATS, np.float32)}
+KINDS = {"masks": np.uint32, "bias_values": np.float32}
 
 
 def resolved(**fields: Any) -> ResolvedParams:
@@ -39,10 +39,17 @@ def state(*ids: int, n_index: int = 0, **fields: Any) -> SamplerState:
 
 
 def rows(*samplers: SamplerState) -> SamplingRows:
-    return build_rows([sampler.row(10 + i) for i, sampler in enumerate(samplers)], VOCAB)
+    edits = [sampler.edits() if sampler.edits_logits else None for sampler in samplers]
+    return build_rows([sampler.scalars for sampler in samplers], range(10, 10 + len(samplers)), edits, VOCAB)
 
 
-def seen(got: SamplingRows, r: int) -> dict[int, int]:
+def edits(*samplers: SamplerState) -> Edits:
+    got = rows(*samplers).edits
+    assert got is not None
+    return got
+
+
+def seen(got: Edits, r: int) -> dict[int, int]:
     return dict(zip(ragged(got.seen_offsets, got.seen_ids, r), ragged(got.seen_offsets, got.seen_counts, r)))
 
 
@@ -51,7 +58,7 @@ def ragged(offsets: np.ndarray[Any, Any], values: np.ndarray[Any, Any], r: int) 
 
 
 def banned(sampler: SamplerState) -> set[int]:
-    return set(sampler.row(0).banned)
+    return set(sampler.edits().banned)
 
 
 def test_every_scalar_reaches_its_field():
@@ -68,39 +75,47 @@ def test_every_scalar_reaches_its_field():
         logprobs=4,
         n_index=9,
     )
-    got = rows(a, state(seed=2**63 - 1))
-    assert got.temperature.tolist() == [0.5, 1.0]
-    assert got.top_p.tolist() == [0.75, 1.0]
-    assert got.top_k.tolist() == [7, 0]
-    assert got.min_p.tolist() == [0.25, 0.0]
-    assert got.typical_p.tolist() == [0.125, 1.0]
-    assert got.presence.tolist() == [-1.5, 0.0]
-    assert got.frequency.tolist() == [1.25, 0.0]
-    assert got.repetition.tolist() == [1.75, 1.0]
-    assert got.seed.tolist() == [2**64 - 3, 2**63 - 1]
-    assert got.position.tolist() == [10, 11]
-    assert got.n_index.tolist() == [9, 0]
-    assert got.target.tolist() == [-1, -1]
-    assert got.num_logprobs.tolist() == [4, -1]
-    assert got.mask_index.tolist() == [-1, -1]
+    built = rows(a, state(seed=2**63 - 1))
+    assert built.edits is not None  # the penalties
+    got = built.table()
+    assert got["temperature"].tolist() == [0.5, 1.0]
+    assert got["top_p"].tolist() == [0.75, 1.0]
+    assert got["top_k"].tolist() == [7, 0]
+    assert got["min_p"].tolist() == [0.25, 0.0]
+    assert got["typical_p"].tolist() == [0.125, 1.0]
+    assert got["presence"].tolist() == [-1.5, 0.0]
+    assert got["frequency"].tolist() == [1.25, 0.0]
+    assert got["repetition"].tolist() == [1.75, 1.0]
+    assert got["seed"].tolist() == [2**64 - 3, 2**63 - 1]
+    assert list(built.position) == [10, 11]
+    assert got["n_index"].tolist() == [9, 0]
+    assert got["target"].tolist() == [-1, -1]
+    assert got["num_logprobs"].tolist() == [4, -1]
+    assert built.edits.mask_index.tolist() == [-1, -1]
 
 
 def test_arrays_have_the_types_and_layout_the_executor_reads():
     a = state(1, logit_bias={3: 1.0}, allowed_token_ids=[4], bad_words=["x"], repetition_penalty=2.0)
-    for got, count in ((rows(a, state()), 2), (rows(state()), 1), (build_rows([], VOCAB), 0)):
-        for name in SamplingRows.__slots__:
+    for given in ([a, state()], [a]):
+        got, count = edits(*given), len(given)
+        for name in Edits.__slots__:
             array = getattr(got, name)
             assert array.dtype == KINDS.get(name, np.int32), name
             assert array.flags.c_contiguous, name
             if name.endswith("_offsets"):
                 assert array.shape == (count + 1,), name
-            elif name not in ("masks", "banned_ids", "bias_ids", "bias_values", "seen_ids", "seen_counts"):
-                assert array.shape == (count,), name
-        assert got.masks.shape[1] == 4
+        assert got.mask_index.shape == (count,)
+        assert got.masks.shape == (1, 4)
+
+
+def test_rows_that_edit_nothing_have_no_arrays_for_it():
+    assert rows(state(temperature=0.5, top_p=0.9, logprobs=3), state()).edits is None
+    assert build_rows([], [], [], VOCAB).edits is None
+    assert len(build_rows([], [], [], VOCAB).table()) == 0
 
 
 def test_penalties_see_prompt_and_output_with_output_counts():
-    got = rows(state(8, 6, 8, repetition_penalty=1.1), state(8, 6, 8, presence_penalty=0.5), state(8))
+    got = edits(state(8, 6, 8, repetition_penalty=1.1), state(8, 6, 8, presence_penalty=0.5), state(8))
     assert seen(got, 0) == {5: 0, 6: 1, 7: 0, 8: 2}
     assert seen(got, 1) == {8: 2, 6: 1}  # without a repetition penalty the prompt cannot matter
     assert seen(got, 2) == {}
@@ -108,19 +123,19 @@ def test_penalties_see_prompt_and_output_with_output_counts():
 
 def test_seen_tokens_grow_over_many_ids():
     drawn = [random.Random(1).randrange(VOCAB) for _ in range(1000)]
-    got = rows(state(*drawn, frequency_penalty=1.0))
+    got = edits(state(*drawn, frequency_penalty=1.0))
     assert seen(got, 0) == {i: drawn.count(i) for i in set(drawn)}
 
 
 def test_allowed_ids_become_a_bitmap():
-    got = rows(state(), state(allowed_token_ids=[0, 31, 32, 99]))
+    got = edits(state(), state(allowed_token_ids=[0, 31, 32, 99]))
     assert got.mask_index.tolist() == [-1, 0]
     bits = np.unpackbits(got.masks[0].view(np.uint8), bitorder="little")
     assert np.flatnonzero(bits).tolist() == [0, 31, 32, 99]
 
 
 def test_bias_reaches_its_row():
-    got = rows(state(), state(logit_bias={9: -2.5, 3: 1.5}), state(logit_bias={1: 1.0}))
+    got = edits(state(), state(logit_bias={9: -2.5, 3: 1.5}), state(logit_bias={1: 1.0}))
     assert ragged(got.bias_offsets, got.bias_ids, 1) == [3, 9]
     assert ragged(got.bias_offsets, got.bias_values, 1) == [1.5, -2.5]
     assert ragged(got.bias_offsets, got.bias_ids, 2) == [1]
@@ -151,18 +166,21 @@ def test_prompt_ids_do_not_complete_bad_words():
 
 def test_bans_of_both_kinds_share_a_row():
     words = {"x": [50], " x": [51]}
-    got = rows(state(), state(bad_words=["x"], min_tokens=1, encode=words.__getitem__), state(min_tokens=1))
+    got = edits(state(), state(bad_words=["x"], min_tokens=1, encode=words.__getitem__), state(min_tokens=1))
     assert sorted(ragged(got.banned_offsets, got.banned_ids, 1)) == [2, 50, 51]
     assert ragged(got.banned_offsets, got.banned_ids, 2) == [2]
 
 
 def test_a_prompt_row_draws_nothing_and_reports_its_target():
     sampler = state(prompt_logprobs=3, temperature=0.5, repetition_penalty=1.5, logit_bias={1: 1.0}, min_tokens=1)
-    got = build_rows([sampler.prompt_row(42), sampler.row(4)], VOCAB)
-    assert got.target.tolist() == [42, -1]
-    assert got.num_logprobs.tolist() == [3, -1]
+    built = build_rows([sampler.prompt_scalars(42), sampler.scalars], [0, 4], [None, sampler.edits()], VOCAB)
+    assert built.table()["target"].tolist() == [42, -1]
+    assert built.table()["num_logprobs"].tolist() == [3, -1]
+    got = built.edits
+    assert got is not None
     assert ragged(got.seen_offsets, got.seen_ids, 0) == []
     assert ragged(got.banned_offsets, got.banned_ids, 0) == []
+    assert ragged(got.banned_offsets, got.banned_ids, 1) == [2]
 
 
 def test_a_state_cut_at_any_token_and_rebuilt_gives_the_same_rows():
@@ -180,9 +198,10 @@ def test_a_state_cut_at_any_token_and_rebuilt_gives_the_same_rows():
     running = state(**fields)
     for i, token_id in enumerate(drawn):
         running.append(token_id)
-        got, again = rows(running), rows(state(*drawn[: i + 1], **fields))
-        for name in SamplingRows.__slots__:
-            assert np.array_equal(getattr(got, name), getattr(again, name)), name
+        again = state(*drawn[: i + 1], **fields)
+        assert rows(running).scalars == rows(again).scalars
+        for name in Edits.__slots__:
+            assert np.array_equal(getattr(edits(running), name), getattr(edits(again), name)), name
 
 
 def test_building_rows_of_a_large_batch_is_cheap():
@@ -248,13 +267,33 @@ def test_native_sampler_refuses_rows_it_cannot_trust(native: Any):
     good = rows(state(), state(1, presence_penalty=1.0))
     logits = np.zeros((2, VOCAB), dtype=np.float32)
     native.sample(logits, good, "auto")
-    changes: list[tuple[str, Any]] = [
-        ("seen_ids", np.array([VOCAB], dtype=np.int32)),
-        ("temperature", np.array([np.nan, 1], dtype=np.float32)),
-        ("mask_index", np.array([0, 0], dtype=np.int32)),
-        ("position", np.zeros(1, dtype=np.int64)),
-        ("top_k", np.zeros(2, dtype=np.float64)),
-    ]
-    for field, value in changes:
-        with pytest.raises(ValueError, match=field.removesuffix("_ids")):
-            native.sample(logits, replace(good, **{field: value}), "auto")
+    changes: dict[str, SamplingRows] = {
+        "seen": replace(good, edits=replace(good.edits, seen_ids=np.array([VOCAB], dtype=np.int32))),
+        "mask_index": replace(good, edits=replace(good.edits, mask_index=np.zeros(2, dtype=np.int32))),
+        "masks": replace(good, edits=replace(good.edits, masks=np.zeros((1, 9), dtype=np.uint32))),
+        "bias_values": replace(good, edits=replace(good.edits, bias_values=np.zeros(0, dtype=np.float64))),
+        "temperature": replace(good, scalars=_with(good, temperature=np.nan)),
+        "top_k": replace(good, scalars=_with(good, top_k=-1)),
+        "scalars": replace(good, scalars=good.scalars[:-1]),
+        "position": replace(good, position=np.zeros(1, dtype=np.int64)),
+    }
+    for field, bad in changes.items():
+        with pytest.raises(ValueError, match=field):
+            native.sample(logits, bad, "auto")
+
+
+def _with(rows: SamplingRows, **fields: Any) -> bytes:
+    table = rows.table().copy()
+    for field, value in fields.items():
+        table[field][0] = value
+    return table.tobytes()
+
+
+def test_native_sampler_reads_rows_without_edits_like_rows_with_empty_ones(native: Any):
+    from dataclasses import replace
+
+    logits = (3 * np.random.default_rng(2).normal(size=(8, VOCAB))).astype(np.float32)
+    given = rows(*[state(top_p=0.9, seed=i, logprobs=2) for i in range(8)])
+    assert given.edits is None
+    for a, b in zip(native.sample(logits, given), native.sample(logits, replace(given, edits=no_edits(8)))):
+        assert a.tobytes() == b.tobytes()

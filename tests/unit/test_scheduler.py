@@ -47,7 +47,7 @@ class Bench:
         for chunk in plan.sequences:
             if chunk.samples:
                 self.drawn += 1
-                chunk.sequence.append(self.drawn)
+                chunk.sequence.token_ids.append(self.drawn)
                 if len(chunk.sequence.token_ids) == chunk.sequence.max_total:
                     self.scheduler.finish(chunk.sequence)
         return plan
@@ -217,7 +217,7 @@ def test_every_new_block_is_zeroed_once_before_use() -> None:
         bench.scheduler.commit(plan)
         for chunk in plan.sequences:
             if chunk.samples:
-                chunk.sequence.append(5)
+                chunk.sequence.token_ids.append(5)
                 if len(chunk.sequence.token_ids) == chunk.sequence.max_total:
                     bench.scheduler.finish(chunk.sequence)
 
@@ -321,7 +321,7 @@ def test_cancel_at_any_moment_frees_blocks_in_that_step() -> None:
         plan = bench.scheduler.plan(512)
         bench.scheduler.cancel(sequence)
         assert bench.pool.num_used == 0
-        assert sequence.block_table == []
+        assert not sequence.block_table
         assert plan is not None
         bench.scheduler.commit(plan)
         bench.scheduler.cancel(sequence)  # twice is harmless
@@ -383,7 +383,7 @@ def test_forced_preemption_keeps_or_flushes_the_path() -> None:
         for _ in range(5):
             bench.step()
         bench.scheduler.preempt(sequence, flush=flush)
-        assert (sequence.state, sequence.block_table) == (State.WAITING, [])
+        assert (sequence.state, list(sequence.block_table)) == (State.WAITING, [])
         assert bench.pool.num_used == 0
         bench.step()
         assert bench.scheduler.stats().recompute_hit_tokens == expected + (not flush)
@@ -419,7 +419,7 @@ def test_a_step_of_32_decoding_sequences_costs_microseconds() -> None:
             spent += time.perf_counter() - begin
             assert plan.rows == 32
             for chunk in plan.sequences:
-                chunk.sequence.append(rng.randrange(49_152))
+                chunk.sequence.token_ids.append(rng.randrange(49_152))
         best = min(best, spent / 16)
     assert best < 300e-6  # about 70 µs on a quiet machine; the promise is 150
 

@@ -67,6 +67,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.config = config
         self._eos_token_ids = eos_token_ids
+        self._vocab_size = executor.vocab_size
         pool = BlockPool(executor.num_blocks)
         self.tree = PrefixTree(pool)
         self.scheduler = Scheduler(
@@ -96,9 +97,13 @@ class Engine:
         sink: Sink,
         *,
         prompt: str | None = None,
+        streams: bool = True,
     ) -> Request:
-        """Validates; every frontend's requests pass here. Touches no state and may run on any thread."""
-        width = self.executor.vocab_size
+        """Validates; every frontend's requests pass here. Touches no state and may run on any thread.
+
+        `streams`: the sink wants a TextDelta for each token, not only the RequestOutput at the end.
+        """
+        width = self._vocab_size
         ids = list(prompt_token_ids)
         if params.truncate_prompt_tokens is not None:
             ids = ids[-params.truncate_prompt_tokens :]
@@ -113,7 +118,7 @@ class Engine:
             eos_ids=self._eos_token_ids,
             encode=lambda text: self.tokenizer.encode(text, add_special_tokens=False),
         )
-        return Request(request_id, prompt, ids, params, resolved, sink)
+        return Request(request_id, prompt, ids, params, resolved, sink, streams)
 
     def add(self, request: Request, emitted: SequenceOf[SequenceOf[Drawn]] = ()) -> None:
         """Takes a prepared request in; when it raises, nothing has changed. CapacityError: it can never fit.
@@ -150,22 +155,22 @@ class Engine:
 
     def _generation(self, request: Request, index: int, emitted: SequenceOf[Drawn]) -> Generation:
         resolved, ids = request.resolved, request.prompt_token_ids
-        emitted_ids = _checked_ids("emitted", [drawn.token_id for drawn in emitted], self.executor.vocab_size)
+        emitted_ids = _checked_ids("emitted", [drawn.token_id for drawn in emitted], self._vocab_size)
         number = next(self._sequence_ids)
         sequence = Sequence(
             id=number,
             arrival=number,
-            token_ids=ids + emitted_ids,
+            token_ids=list(ids),
             prompt_len=len(ids),
             max_total=len(ids) + resolved.max_tokens,
             priority=request.params.priority,
             salt=request.params.cache_salt or "",
         )
-        generation = Generation(sequence, index, ids, resolved, self.tokenizer)
-        for drawn in emitted:
+        generation = Generation(sequence, index, ids, resolved, self.tokenizer, request.streams)
+        for token_id, drawn in zip(emitted_ids, emitted):
             if generation.finished:
                 raise InvalidParameterError("emitted", len(emitted), "no token behind the one that ends the output")
-            generation.accept(drawn)
+            generation.accept(token_id, drawn.logprob, drawn.logprobs)
         return generation
 
     def cancel(self, request_id: str) -> bool:
@@ -186,13 +191,13 @@ class Engine:
         if not self._owner:
             return False
         begin = time.perf_counter()
-        plan = self.scheduler.plan(self.budget.rows(self._decoding()))
+        plan = self.scheduler.plan(0 if self.scheduler.only_decodes() else self._token_budget())
         if plan is None:
             raise RuntimeError(f"{len(self._owner)} sequences wait and none can run")
         errors: dict[int, Exception] = {}  # by chunk
         wanted = self._logit_rows(plan, errors)
         try:
-            sampling = wanted.sampling(self.executor.vocab_size, errors)
+            sampling = wanted.sampling(self._vocab_size, errors)
             batch = build_batch(plan, wanted.rows)
             before = time.perf_counter()
             result = self.executor.step(batch, sampling)
@@ -202,31 +207,38 @@ class Engine:
             self._fail(plan, dict.fromkeys(range(len(plan.sequences)), error) | errors)
             return True
         self.budget.observe(plan.rows, after - before)
-        self._find_bad_rows(plan, result, wanted, batch.sequence_rows.tolist(), errors)
-        self._fail(plan, errors)
+        if 0 in result.finite or 0 in result.ok:
+            self._find_bad_rows(plan, result, wanted, errors)
+        if errors:
+            self._fail(plan, errors)
+        else:
+            self.scheduler.commit(plan)
         self._fold(plan, result, wanted)
         self._steps += 1
-        self._times.observe(time.perf_counter() - begin, after - before)
+        self._times.seconds.append((time.perf_counter() - begin, after - before))
         return True
 
-    def _decoding(self) -> bool:
-        """Whether a stream is under way that a large step would stall."""
-        return any(sequence.num_computed >= sequence.prefill_end for sequence in self.scheduler.running)
+    def _token_budget(self) -> int:
+        """Streams under way are what a large step would stall."""
+        return self.budget.rows(decoding=self.scheduler.num_decoding > 0)
 
     def _logit_rows(self, plan: StepPlan, errors: dict[int, Exception]) -> LogitRows:
         wanted = LogitRows()
         first_row = 0
         for index, chunk in enumerate(plan.sequences):
             request, generation = self._owner[chunk.sequence.id]
-            if request.first_scheduled is None:
+            prefills = chunk.start < chunk.sequence.prefill_end
+            if prefills and request.first_scheduled is None:
                 request.first_scheduled = time.monotonic()
             try:
-                if generation is request.scorer:
-                    wanted.extend(self._scoring_rows(request, generation, index, chunk, first_row))
+                if prefills and generation is request.scorer:
+                    self._add_scoring_rows(wanted, request, generation, index, chunk, first_row)
                 if chunk.samples:
-                    entry = generation.sampler.row(chunk.start + chunk.count)
+                    sampler = generation.sampler
+                    wanted.edits.append(sampler.edits() if sampler.edits_logits else None)
+                    wanted.scalars.append(sampler.scalars)
+                    wanted.positions.append(chunk.start + chunk.count)
                     wanted.rows.append(first_row + chunk.count - 1)
-                    wanted.entries.append(entry)
                     wanted.uses.append((index, DRAW))
             except Exception as error:
                 errors[index] = error
@@ -236,33 +248,29 @@ class Engine:
         return wanted
 
     @staticmethod
-    def _scoring_rows(
-        request: Request, generation: Generation, index: int, chunk: ScheduledChunk, first_row: int
-    ) -> list[tuple[int, Any, tuple[int, int]]]:
-        return [
-            (
-                first_row + position - chunk.start,
-                generation.sampler.prompt_row(request.prompt_token_ids[position + 1]),
-                (index, position + 1),
-            )
-            for position in request.wanted_prompt_rows(chunk.start, chunk.count)
-        ]
-
-    def _find_bad_rows(
-        self,
-        plan: StepPlan,
-        result: StepResult,
-        wanted: LogitRows,
-        row_offsets: list[int],
-        errors: dict[int, Exception],
+    def _add_scoring_rows(
+        wanted: LogitRows, request: Request, generation: Generation, index: int, chunk: ScheduledChunk, first_row: int
     ) -> None:
+        for position in request.wanted_prompt_rows(chunk.start, chunk.count):
+            scalars = generation.sampler.prompt_scalars(request.prompt_token_ids[position + 1])
+            wanted.scalars.append(scalars)
+            wanted.positions.append(0)
+            wanted.edits.append(None)
+            wanted.rows.append(first_row + position - chunk.start)
+            wanted.uses.append((index, position + 1))
+
+    @staticmethod
+    def _find_bad_rows(plan: StepPlan, result: StepResult, wanted: LogitRows, errors: dict[int, Exception]) -> None:
         """Adds the chunks whose numbers went wrong."""
         bad: set[int] = set()
-        if not result.finite.all():
-            finite = [result.finite[row_offsets[i] : row_offsets[i + 1]] for i in range(len(plan.sequences))]
-            bad.update(i for i, rows in enumerate(finite) if not rows.all())
-        if not result.ok.all():
-            bad.update(chunk for (chunk, _), ok in zip(wanted.uses, result.ok.tolist()) if not ok)
+        if 0 in result.finite:
+            end = 0
+            for i, chunk in enumerate(plan.sequences):
+                start, end = end, end + chunk.count
+                if 0 in result.finite[start:end]:
+                    bad.add(i)
+        if 0 in result.ok:
+            bad.update(chunk for (chunk, _), ok in zip(wanted.uses, result.ok) if not ok)
         for i in bad:
             message = "the model produced a NaN or an infinity, or no token was left to draw from"
             errors.setdefault(i, RequestFailedError(message))
@@ -276,47 +284,46 @@ class Engine:
                 self._end(owner[0], "error", error)
 
     def _fold(self, plan: StepPlan, result: StepResult, wanted: LogitRows) -> None:
-        ids, logprobs = result.ids.tolist(), result.logprobs.tolist()
         now = time.monotonic()
         for row, (index, use) in enumerate(wanted.uses):
-            owner = self._owner.get(plan.sequences[index].sequence.id)
+            chunk = plan.sequences[index]
+            owner = self._owner.get(chunk.sequence.id)
             if owner is None:  # ended above, perhaps for another output of the same request
                 continue
             request, generation = owner
-            token_id, logprob = ids[row], logprobs[row]
             try:
                 if use != DRAW:
-                    k = request.resolved.prompt_logprobs or 0
-                    request.score(use, self._logprobs(result, row, token_id, logprob, k))
+                    request.score(use, self._logprobs(result, row, request.resolved.prompt_logprobs or 0))
                     continue
-                if request.first_token is None:
+                if chunk.start < chunk.sequence.prefill_end and request.first_token is None:
                     request.first_token = now
-                drawn = Drawn(token_id)
-                if request.resolved.logprobs is not None:
-                    k = request.resolved.logprobs
-                    drawn = Drawn(token_id, logprob, self._logprobs(result, row, token_id, logprob, k))
-                self._accept(request, generation, drawn)
+                self._accept(request, generation, result, row)
             except Exception as error:
                 log.exception("request %s failed", request.request_id)
                 self._end(request, "error", error)
 
-    def _accept(self, request: Request, generation: Generation, drawn: Drawn) -> None:
-        generation.sequence.append(drawn.token_id)
-        text = generation.accept(drawn)
-        if not generation.finished:
-            request.emit(generation, text, drawn)
-            return
-        del self._owner[generation.sequence.id]  # first of all: what follows may fail
-        self.scheduler.finish(generation.sequence)
-        request.emit(generation, text, drawn)
-        if request.finished:
+    def _accept(self, request: Request, generation: Generation, result: StepResult, row: int) -> None:
+        token_id = result.ids[row]
+        if not 0 <= token_id < self._vocab_size:
+            raise ValueError(f"the executor drew token {token_id}")
+        logprobs = None
+        if generation.num_logprobs is not None:
+            logprobs = self._logprobs(result, row, generation.num_logprobs)
+        text = generation.accept(token_id, result.logprobs[row], logprobs)
+        finished = generation.finish_reason is not None
+        if finished:
+            del self._owner[generation.sequence.id]  # first of all: what follows may fail
+            self.scheduler.finish(generation.sequence)
+        if generation.streams:
+            request.emit(generation, text, token_id, logprobs)
+        if finished and request.finished:
             self._complete(request)
 
-    def _logprobs(self, result: StepResult, row: int, token_id: int, logprob: float, k: int) -> Logprobs:
-        """The token itself, then the k most likely, best first."""
-        found = {token_id: Logprob(logprob, int(result.ranks[row]), self.tokenizer.token_text(token_id))}
-        top = zip(result.top_ids[row, :k].tolist(), result.top_logprobs[row, :k].tolist())
-        for rank, (other, value) in enumerate(top, 1):
+    def _logprobs(self, result: StepResult, row: int, k: int) -> Logprobs:
+        """The row's token itself, then the k most likely, best first."""
+        token_id = result.ids[row]
+        found = {token_id: Logprob(result.logprobs[row], result.ranks[row], self.tokenizer.token_text(token_id))}
+        for rank, (other, value) in enumerate(zip(result.top_ids[row][:k], result.top_logprobs[row]), 1):
             if other != token_id:
                 found[other] = Logprob(value, rank, self.tokenizer.token_text(other))
         return found
@@ -371,7 +378,7 @@ class Engine:
             "requests": len(self._requests),
             "steps": self._steps,
             **self._times.summary(),
-            "token_budget": self.budget.rows(self._decoding()),
+            "token_budget": self._token_budget(),
         }
 
 

@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import count
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -162,7 +162,7 @@ class LLM:
         self._loop.check()
         encoded = self._encode_chat(prompt, True) if is_conversation(prompt) else self._encode(prompt)
         updates: SimpleQueue[Update] = SimpleQueue()
-        return self._deltas(self._prepare(0, encoded, self._params_for(1, sampling_params)[0], updates), updates)
+        return self._deltas(self._prepare(0, encoded, self._params_for(1, sampling_params)[0], updates, True), updates)
 
     def flush_cache(self) -> int:
         """Drops every cached prefix that no running request uses; returns the number of blocks freed."""
@@ -237,10 +237,18 @@ class LLM:
             raise InvalidParameterError("sampling_params", f"a list of {len(given)}", allowed)
         return list(given)
 
-    def _prepare(self, i: int, encoded: _Encoded, params: SamplingParams, updates: SimpleQueue[Update]) -> Request:
+    def _prepare(
+        self, i: int, encoded: _Encoded, params: SamplingParams, updates: SimpleQueue[Update], streams: bool
+    ) -> Request:
         text, ids = encoded
-        name = f"req-{next(self._ids)}"
-        return self._engine.prepare(name, ids, params, lambda update: updates.put((i, update)), prompt=text)
+        return self._engine.prepare(
+            f"req-{next(self._ids)}",
+            ids,
+            params,
+            lambda update: updates.put((i, update)),
+            prompt=text,
+            streams=streams,
+        )
 
     def _run(
         self, encoded: list[_Encoded | OctavoError], single: bool, sampling_params: Any, use_tqdm: bool
@@ -250,7 +258,10 @@ class LLM:
         outputs: dict[int, RequestOutput] = {}
         requests: dict[int, Request] = {}
         for i, prompt in enumerate(encoded):
-            made = prompt if isinstance(prompt, OctavoError) else _tried(self._prepare, i, prompt, params[i], updates)
+            if isinstance(prompt, OctavoError):
+                made: Request | OctavoError = prompt
+            else:
+                made = _tried(self._prepare, i, prompt, params[i], updates, False)
             if isinstance(made, Request):
                 requests[i] = made
             else:
@@ -261,12 +272,16 @@ class LLM:
             with Progress(len(encoded), enabled=use_tqdm) as progress:
                 progress.finished(len(outputs))
                 while len(outputs) < len(encoded):
-                    i, update = updates.get()
-                    if isinstance(update, RequestOutput):
+                    try:
+                        i, update = updates.get(timeout=progress.interval)
+                    except Empty:
+                        pass
+                    else:
+                        assert isinstance(update, RequestOutput)
                         outputs[i] = update
                         progress.finished()
-                    else:
-                        progress.token()
+                    if progress.shown:
+                        progress.tokens(sum(request.num_output_tokens for request in requests.values()))
         except BaseException:
             self._loop.post(lambda engine: [engine.cancel(request.request_id) for request in requests.values()])
             raise

@@ -97,9 +97,11 @@ class EngineLoop:
     def _run(self) -> None:
         ended = "the engine is closed"
         try:
+            stepped = False
             while not self._stopping:
-                self._serve_calls(wait=not self._engine.has_work())
-                self._engine.step()
+                if not stepped or not self._calls.empty():
+                    self._serve_calls(wait=not self._engine.has_work())
+                stepped = self._engine.step()
         except BaseException as error:
             log.critical("the engine stopped", exc_info=True)
             ended = f"the engine stopped after an internal error ({type(error).__name__}: {error}); make a new one"

@@ -12,7 +12,6 @@ class Progress:
 
     def __init__(self, total: int, *, enabled: bool) -> None:
         self._bar: Any = None
-        self._tokens = 0
         if enabled and sys.stderr.isatty():
             from rich import progress
             from rich.console import Console
@@ -39,12 +38,21 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def token(self) -> None:
-        self._tokens += 1
-        if self._bar is not None and self._tokens % 16 == 0:
+    @property
+    def shown(self) -> bool:
+        return self._bar is not None
+
+    @property
+    def interval(self) -> float | None:
+        """Seconds between two looks at the tokens that make a lively bar; None: no need to look."""
+        return 0.25 if self.shown else None
+
+    def tokens(self, so_far: int) -> None:
+        """Output tokens of all prompts."""
+        if self._bar is not None:
             elapsed = self._bar.tasks[0].elapsed or 0.0
             if elapsed > 0:
-                self._bar.update(self._task, rate=f"{self._tokens / elapsed:.0f} tokens/s")
+                self._bar.update(self._task, rate=f"{so_far / elapsed:.0f} tokens/s")
 
     def finished(self, prompts: int = 1) -> None:
         if self._bar is not None:

@@ -30,21 +30,42 @@ class Drawn:
 
 
 class Generation:
-    """One of a request's n outputs."""
+    """One of a request's n outputs. `streams`: its text is wanted token by token, not only at the end.
+
+    With slots, and what each token needs in one object: in the step loop every object touched is a cache miss.
+    """
+
+    __slots__ = (
+        *("sequence", "index", "sampler", "streams", "num_logprobs", "finish_reason", "stop_reason"),
+        *("_resolved", "_detokenizer", "_stops", "_text", "_token_ids", "_logprobs", "_cumulative_logprob"),
+        *("_reads_late", "_num_read", "_end_ids"),
+    )
 
     def __init__(
-        self, sequence: Sequence, index: int, prompt_ids: list[int], resolved: ResolvedParams, tokenizer: Tokenizer
+        self,
+        sequence: Sequence,
+        index: int,
+        prompt_ids: list[int],
+        resolved: ResolvedParams,
+        tokenizer: Tokenizer,
+        streams: bool = True,
     ) -> None:
         self.sequence = sequence
         self.index = index
         self.sampler = SamplerState(resolved, prompt_ids, index)
+        self.streams = streams
+        self.num_logprobs = resolved.logprobs
         self._resolved = resolved
         self._detokenizer = IncrementalDetokenizer(tokenizer, resolved.skip_special_tokens, at_start=False)
         self._stops = StopChecker(resolved)
         self._text: list[str] = []
-        self._token_ids: list[int] = []
+        self._token_ids = sequence.token_ids  # the prompt's, then the output's
         self._logprobs: list[Logprobs] | None = [] if resolved.logprobs is not None else None
         self._cumulative_logprob = 0.0
+        # Text that nobody waits for, and that can't hold a stop string, is made when a token may end the output.
+        self._reads_late = not streams and not resolved.stop
+        self._num_read = len(self._token_ids)  # tokens whose text is made, or need not be
+        self._end_ids = resolved.eos_ids | resolved.stop_token_ids
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
 
@@ -52,14 +73,33 @@ class Generation:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
-    def accept(self, drawn: Drawn) -> str:
-        """Folds one token in; returns the text it makes final. Sets finish_reason when it ends the output."""
-        token_id = drawn.token_id
+    @property
+    def num_tokens(self) -> int:
+        return len(self._token_ids) - self.sequence.prompt_len
+
+    def accept(self, token_id: int, logprob: float | None = None, logprobs: Logprobs | None = None) -> str:
+        """Appends one token; returns the text it makes final. Sets finish_reason when it ends the output."""
         self._token_ids.append(token_id)
-        self.sampler.append(token_id)
+        if self.sampler.edits_logits:
+            self.sampler.append(token_id)
         if self._logprobs is not None:
-            self._logprobs.append(drawn.logprobs or {})
-            self._cumulative_logprob += drawn.logprob or 0.0
+            self._logprobs.append(logprobs or {})
+            self._cumulative_logprob += logprob or 0.0
+        if self._reads_late and token_id not in self._end_ids and len(self._token_ids) < self.sequence.max_total:
+            return ""
+        self._catch_up(len(self._token_ids) - 1)
+        return self._read(token_id)
+
+    def _catch_up(self, end: int) -> None:
+        """Makes the text of the tokens before `end` not read yet: all of it is shown, as none could end the output."""
+        unread = self._token_ids[self._num_read : end]
+        if unread:
+            self._num_read = end
+            self._stops.pass_over(len(unread))
+            self._text.append(self._detokenizer.push_all(unread))
+
+    def _read(self, token_id: int) -> str:
+        self._num_read += 1
         delta = "" if self._stops.silences(token_id) else self._detokenizer.push(token_id)
         text, reason, stop = self._stops.push(token_id, delta)
         if reason is not None:
@@ -89,10 +129,11 @@ class Generation:
         return whole[: end if self._resolved.include_stop_str_in_output else start], stop
 
     def output(self) -> CompletionOutput:
+        self._catch_up(len(self._token_ids))
         return CompletionOutput(
             index=self.index,
             text="".join(self._text),
-            token_ids=list(self._token_ids),
+            token_ids=self._token_ids[self.sequence.prompt_len :],
             cumulative_logprob=self._cumulative_logprob if self._logprobs is not None else None,
             logprobs=None if self._logprobs is None else list(self._logprobs),
             finish_reason=self.finish_reason,
@@ -101,7 +142,10 @@ class Generation:
 
 
 class Request:
-    """One request and its n generations. `sink` gets a TextDelta for each token and the RequestOutput at the end."""
+    """One request and its n generations.
+
+    `sink` gets the RequestOutput at the end, and before it, if it `streams`, a TextDelta for each token.
+    """
 
     def __init__(
         self,
@@ -111,12 +155,14 @@ class Request:
         params: SamplingParams,
         resolved: ResolvedParams,
         sink: Sink,
+        streams: bool = True,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
         self.params = params
         self.resolved = resolved
+        self.streams = streams
         self.generations: list[Generation] = []
         self.scorer: Generation | None = None  # the generation whose prefill gives the prompt logprobs
         self.arrival = time.monotonic()
@@ -151,14 +197,19 @@ class Request:
         if position == len(self.prompt_token_ids) - 1:
             self.scorer.sequence.cache_limit = None  # all there: a preemption need not compute them again
 
-    def emit(self, generation: Generation, text: str, drawn: Drawn) -> None:
+    @property
+    def num_output_tokens(self) -> int:
+        """So far, of all its outputs. May be asked from any thread."""
+        return sum(generation.num_tokens for generation in self.generations)
+
+    def emit(self, generation: Generation, text: str, token_id: int, logprobs: Logprobs | None) -> None:
         self._sink(
             TextDelta(
                 request_id=self.request_id,
                 index=generation.index,
                 text=text,
-                token_ids=[drawn.token_id],
-                logprobs=None if drawn.logprobs is None else [drawn.logprobs],
+                token_ids=[token_id],
+                logprobs=None if logprobs is None else [logprobs],
                 finish_reason=generation.finish_reason,
                 stop_reason=generation.stop_reason,
             )

@@ -10,22 +10,16 @@ Summary = dict[str, float]
 
 
 class StepTimes:
-    """Whole steps, and the executor's part of each; what is left is the engine's own Python."""
+    """`seconds`: of whole steps, and of the executor's part of each; what is left is the engine's own Python."""
 
     def __init__(self) -> None:
-        self._steps: deque[float] = deque(maxlen=_WINDOW)
-        self._executor: deque[float] = deque(maxlen=_WINDOW)
-
-    def observe(self, step_seconds: float, executor_seconds: float) -> None:
-        self._steps.append(step_seconds)
-        self._executor.append(executor_seconds)
+        self.seconds: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
 
     def summary(self) -> dict[str, Summary]:
-        overhead = [step - executor for step, executor in zip(self._steps, self._executor)]
         return {
-            "step_seconds": _summary(list(self._steps)),
-            "executor_seconds": _summary(list(self._executor)),
-            "overhead_seconds": _summary(overhead),
+            "step_seconds": _summary([step for step, _ in self.seconds]),
+            "executor_seconds": _summary([executor for _, executor in self.seconds]),
+            "overhead_seconds": _summary([step - executor for step, executor in self.seconds]),
         }
 
 

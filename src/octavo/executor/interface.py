@@ -6,21 +6,25 @@ a request but its KV.
 
 from __future__ import annotations
 
+import struct
+from array import array
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
-U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
+# What a step takes: array.array, which is made and passed on faster than a small NumPy array, or NumPy's. Contiguous;
+# executors only read them. np.asarray(…) is a view of either.
+Ints: TypeAlias = "array[int] | I32"
+Longs: TypeAlias = "array[int] | I64"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
     """What one step computes. T rows (tokens), S sequences, R rows that need logits.
 
@@ -28,35 +32,37 @@ class Batch:
     n tokens of block src to it. Allocation is always such a row: a block is never handed out with old contents.
     """
 
-    token_ids: I32  # [T]
-    positions: I64  # [T]; consecutive within a sequence
-    sequence_rows: I32  # [S + 1]; sequence s owns rows sequence_rows[s] .. sequence_rows[s + 1] - 1
-    block_tables: I32  # flat; sequence s owns block_offsets[s] .. block_offsets[s + 1] - 1
-    block_offsets: I32  # [S + 1]
-    logit_rows: I32  # [R]; increasing row indices
+    token_ids: Ints  # [T]
+    positions: Longs  # [T]; consecutive within a sequence
+    sequence_rows: Ints  # [S + 1]; sequence s owns rows sequence_rows[s] .. sequence_rows[s + 1] - 1
+    block_tables: Ints  # flat; sequence s owns block_offsets[s] .. block_offsets[s + 1] - 1
+    block_offsets: Ints  # [S + 1]
+    logit_rows: Ints  # [R]; increasing row indices
     block_ops: I32  # [B, 3]
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRows:
-    """How each of R logit rows is sampled; meanings and order of edits as in native/ops/sample.h.
+# A record of SamplingRows.scalars. Its fields, in the order of packing: seed, temperature, top_p, min_p, typical_p,
+# presence, frequency, repetition, top_k, n_index, target, num_logprobs.
+SCALARS = struct.Struct("=Q7f4i4x")
+_SCALARS_TYPE = np.dtype(
+    {
+        "names": [
+            *("seed", "temperature", "top_p", "min_p", "typical_p", "presence", "frequency", "repetition"),
+            *("top_k", "n_index", "target", "num_logprobs"),
+        ],
+        "formats": ["u8", *["f4"] * 7, *["i4"] * 4],
+        "itemsize": SCALARS.size,
+    }
+)
+
+
+@dataclass(slots=True)
+class Edits:
+    """What is done to the logits of R rows before they are sampled.
 
     Ragged fields hold row r at offsets[r] .. offsets[r + 1] - 1.
     """
 
-    temperature: F32  # [R]; 0: greedy
-    top_k: I32  # [R]; 0: off
-    top_p: F32  # [R]
-    min_p: F32  # [R]
-    typical_p: F32  # [R]
-    presence: F32  # [R]
-    frequency: F32  # [R]
-    repetition: F32  # [R]
-    seed: U64  # [R]
-    position: I64  # [R]; absolute position of the token drawn
-    n_index: I32  # [R]
-    target: I32  # [R]; -1: draw; >= 0: only report this id
-    num_logprobs: I32  # [R]; -1: none
     mask_index: I32  # [R]; row of `masks`, -1: all ids allowed
     masks: U32  # [M, ceil(vocab / 32)]
     banned_offsets: I32  # [R + 1]
@@ -69,17 +75,33 @@ class SamplingRows:
     seen_counts: I32
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one step gives back. K is the largest num_logprobs of the step (0 when none)."""
+@dataclass(slots=True)
+class SamplingRows:
+    """How each of R logit rows is sampled; meanings and order of edits as in native/ops/sample.h.
 
-    ids: I32  # [R]; -1 where `ok` is 0
-    logprobs: F32  # [R]
-    ranks: I32  # [R]; 1 is the most likely
-    top_ids: I32  # [R, K]
-    top_logprobs: F32  # [R, K]
-    ok: U8  # [R]; 0: a NaN or infinity in the row's logits, or nothing left to draw from
-    finite: U8  # [T]; 0: a NaN or infinity in the row's residual or in its K/V as stored
+    temperature 0: greedy. top_k 0: off. target -1: draw; >= 0: only report this id. num_logprobs -1: none.
+    """
+
+    scalars: bytes | bytearray  # R records of SCALARS
+    position: Longs  # [R]; absolute position of the token drawn
+    edits: Edits | None = None  # None: no row has any
+
+    def table(self) -> npt.NDArray[Any]:
+        """The scalars as a NumPy array of records with the fields of SCALARS."""
+        return np.frombuffer(self.scalars, dtype=_SCALARS_TYPE)
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one step gives back, of R logit rows and T rows in all."""
+
+    ids: list[int]  # [R]; -1 where `ok` is 0
+    logprobs: list[float]  # [R]; here and below 0 where the row asked for none
+    ranks: list[int]  # [R]; 1 is the most likely
+    top_ids: list[list[int]]  # [R]; as many as the row asked for, best first
+    top_logprobs: list[list[float]]
+    ok: bytes  # [R]; 0: a NaN or infinity in the row's logits, or nothing left to draw from; else 1
+    finite: bytes  # [T]; 0: a NaN or infinity in the row's residual or in its K/V as stored; else 1
 
 
 class Executor(Protocol):

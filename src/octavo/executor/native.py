@@ -102,14 +102,15 @@ class NativeExecutor:
         return self.program.vocab_size
 
     def step(self, batch: Batch, sampling: SamplingRows) -> StepResult:
-        return StepResult(*self._run(batch, sampling, want_logits=False)[:7])
+        return StepResult(*self._run(batch, sampling, False))
 
     def logits(self, batch: Batch, sampling: SamplingRows) -> F32:
         """Runs a step and returns the raw logits [R, vocab] of its logit rows. For tests."""
-        logits: F32 = self._run(batch, sampling, want_logits=True)[7]
+        logits: F32 = self._run(batch, sampling, True)[-1]
         return logits
 
-    def _run(self, batch: Batch, sampling: SamplingRows, *, want_logits: bool) -> tuple[Any, ...]:
+    def _run(self, batch: Batch, sampling: SamplingRows, want_logits: bool) -> tuple[Any, ...]:
+        """The fields of a StepResult, and behind them the logits if they are wanted."""
         native = self._usable()
         try:
             result: tuple[Any, ...] = native.step(
@@ -120,7 +121,9 @@ class NativeExecutor:
                 batch.block_offsets,
                 batch.logit_rows,
                 batch.block_ops,
-                sampling,
+                sampling.scalars,
+                sampling.position,
+                sampling.edits,
                 want_logits,
             )
         except ValueError:

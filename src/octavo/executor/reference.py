@@ -119,14 +119,15 @@ class ReferenceExecutor:
         weights = [self._weights[name] for name in op.weights]
         attrs = op.attrs
         if op.kind == "embed":
-            return weights[0][batch.token_ids]
+            embedded: F64 = weights[0][np.asarray(batch.token_ids)]
+            return embedded
         if op.kind == "rms_norm":
             return _rms_norm(inputs[0], weights[0], attrs["eps"], max(attrs["heads"], 1))
         if op.kind == "linear":
             y: F64 = inputs[0] @ weights[0].T
             return y + weights[1] if len(weights) > 1 else y
         if op.kind == "rope":
-            return _rotate(inputs[0], batch.positions, attrs["heads"], attrs["rope"])
+            return _rotate(inputs[0], np.asarray(batch.positions), attrs["heads"], attrs["rope"])
         if op.kind == "attention":
             return self._attention(op, inputs, batch, finite)
         if op.kind == "add":
@@ -135,7 +136,8 @@ class ReferenceExecutor:
             return inputs[0] / (1.0 + np.exp(-inputs[0])) * inputs[1]
         if op.kind == "select":
             finite &= np.isfinite(inputs[0]).all(axis=1)
-            return inputs[0][batch.logit_rows]
+            selected: F64 = inputs[0][np.asarray(batch.logit_rows)]
+            return selected
         raise InvalidParameterError("op", op.kind, "not an operation of program.py")
 
     def _attention(self, op: Op, inputs: list[F64], batch: Batch, finite: npt.NDArray[np.bool_]) -> F64:
@@ -143,7 +145,7 @@ class ReferenceExecutor:
         layer, heads, kv_heads, head_dim = (op.attrs[a] for a in ("layer", "heads", "kv_heads", "head_dim"))
         out = np.empty_like(q)
         for rows, table in _sequences(batch):
-            positions = batch.positions[rows]
+            positions = np.asarray(batch.positions)[rows]
             blocks, slots = table[positions // BLOCK_TOKENS], positions % BLOCK_TOKENS
             for which, new in ((0, k), (1, v)):
                 stored = new[rows].reshape(-1, kv_heads, head_dim)
@@ -161,7 +163,7 @@ class ReferenceExecutor:
 def _sequences(batch: Batch) -> Iterator[tuple[slice, npt.NDArray[np.int32]]]:
     """Rows and block table of each sequence."""
     for s in range(len(batch.sequence_rows) - 1):
-        table = batch.block_tables[batch.block_offsets[s] : batch.block_offsets[s + 1]]
+        table = np.asarray(batch.block_tables)[batch.block_offsets[s] : batch.block_offsets[s + 1]]
         yield slice(int(batch.sequence_rows[s]), int(batch.sequence_rows[s + 1])), table
 
 
@@ -215,39 +217,37 @@ def _only_greedy_or_target(sampling: SamplingRows) -> None:
         if any(bad):
             raise InvalidParameterError(field, "set", "the reference executor is greedy, or reports targets")
 
-    drawn = sampling.target < 0
-    refuse("temperature", (sampling.temperature != 0) & drawn)
-    refuse("presence", (sampling.presence != 0) & drawn)
-    refuse("frequency", (sampling.frequency != 0) & drawn)
-    refuse("repetition", (sampling.repetition != 1) & drawn)
-    refuse("mask_index", (sampling.mask_index >= 0) & drawn)
-    refuse("banned_ids", (np.diff(sampling.banned_offsets) > 0) & drawn)
-    refuse("bias_ids", (np.diff(sampling.bias_offsets) > 0) & drawn)
+    table = sampling.table()
+    drawn = table["target"] < 0
+    for field, off in {"temperature": 0, "presence": 0, "frequency": 0, "repetition": 1}.items():
+        refuse(field, (table[field] != off) & drawn)
+    edits = sampling.edits
+    if edits is not None:
+        refuse("mask_index", (edits.mask_index >= 0) & drawn)
+        refuse("banned_ids", (np.diff(edits.banned_offsets) > 0) & drawn)
+        refuse("bias_ids", (np.diff(edits.bias_offsets) > 0) & drawn)
 
 
 def _sample(logits: F64, finite: npt.NDArray[np.bool_], sampling: SamplingRows) -> StepResult:
-    rows = len(logits)
-    width = max(0, int(sampling.num_logprobs.max(initial=0)))
-    result = StepResult(
-        ids=np.full(rows, -1, dtype=np.int32),
-        logprobs=np.zeros(rows, dtype=np.float32),
-        ranks=np.zeros(rows, dtype=np.int32),
-        top_ids=np.zeros((rows, width), dtype=np.int32),
-        top_logprobs=np.zeros((rows, width), dtype=np.float32),
-        ok=np.asarray(np.isfinite(logits).all(axis=1), dtype=np.uint8),
-        finite=finite.astype(np.uint8),
-    )
-    for r in np.flatnonzero(result.ok):
+    count = len(logits)
+    ok = np.asarray(np.isfinite(logits).all(axis=1))
+    ids, logprobs, ranks = [-1] * count, [0.0] * count, [0] * count
+    top_ids: list[list[int]] = [[] for _ in range(count)]
+    top_logprobs: list[list[float]] = [[] for _ in range(count)]
+    table = sampling.table()
+    for r in np.flatnonzero(ok):
         row = logits[r]
-        chosen = int(sampling.target[r]) if sampling.target[r] >= 0 else int(row.argmax())
-        result.ids[r] = chosen
-        wanted = int(sampling.num_logprobs[r])
+        target, wanted = int(table["target"][r]), int(table["num_logprobs"][r])
+        ids[r] = chosen = target if target >= 0 else int(row.argmax())
         if wanted < 0:
             continue
-        logprobs = row - row.max() - np.log(np.exp(row - row.max()).sum())
-        result.logprobs[r] = logprobs[chosen]
-        result.ranks[r] = 1 + np.count_nonzero(row > row[chosen])
+        known = row - row.max() - np.log(np.exp(row - row.max()).sum())
+        logprobs[r] = float(known[chosen])
+        ranks[r] = 1 + int(np.count_nonzero(row > row[chosen]))
         best = np.argsort(-row, kind="stable")[:wanted]
-        result.top_ids[r, :wanted] = best
-        result.top_logprobs[r, :wanted] = logprobs[best]
-    return result
+        top_ids[r], top_logprobs[r] = best.tolist(), known[best].tolist()
+    return StepResult(ids, logprobs, ranks, top_ids, top_logprobs, _flags(ok), _flags(finite))
+
+
+def _flags(values: npt.NDArray[np.bool_]) -> bytes:
+    return values.astype(np.uint8).tobytes()

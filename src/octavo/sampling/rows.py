@@ -1,8 +1,8 @@
-"""Builds the arrays of `SamplingRows` from one entry a row; runs every step, so it works on packed records."""
+"""Builds `SamplingRows`, every step: so what a row keeps from step to step is packed once, by its sampler."""
 
 from __future__ import annotations
 
-import struct
+from array import array
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import NamedTuple, TypeVar
@@ -10,14 +10,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from octavo.executor.interface import F32, I32, U32, SamplingRows
+from octavo.executor.interface import F32, I32, SCALARS, U32, Edits, SamplingRows
 from octavo.sampling.resolve import ResolvedParams
-
-# The scalars of a row that stay the same while a sequence runs. As 32-bit words: 0 and 1 seed, 2 temperature,
-# 3 top_p, 4 min_p, 5 typical_p, 6 presence, 7 frequency, 8 repetition, 9 top_k, 10 n_index, 11 target,
-# 12 num_logprobs, 13 unused.
-_RECORD = struct.Struct("=Q7f4i4x")
-_WORDS = _RECORD.size // 4
 
 _NO_I32: I32 = np.zeros(0, dtype=np.int32)
 _NO_F32: F32 = np.zeros(0, dtype=np.float32)
@@ -26,22 +20,20 @@ _NO_SEEN = (_NO_I32, _NO_I32)
 Values = TypeVar("Values", bound=np.generic)
 
 
-class RowEntry(NamedTuple):
-    """How one row is sampled. Arrays may be views that the next token changes: build rows before folding it in."""
+class RowEdits(NamedTuple):
+    """What is done to one row's logits. Arrays may be views that the next token changes: build rows before that."""
 
-    record: bytes  # see pack_record
-    position: int  # absolute position of the token drawn
     banned: Sequence[int] = ()
     bias: tuple[I32, F32] | None = None  # ids, values
     seen: tuple[I32, I32] | None = None  # distinct ids, times in the output
     mask: U32 | None = None  # bitmap of allowed ids, [ceil(vocab / 32)]
 
 
-def pack_record(resolved: ResolvedParams, n_index: int) -> bytes:
+def pack_scalars(resolved: ResolvedParams, n_index: int) -> bytes:
     """The scalars with which a sequence's tokens are drawn."""
     r = resolved
     logprobs = -1 if r.logprobs is None else r.logprobs
-    return _RECORD.pack(
+    return SCALARS.pack(
         r.seed & 0xFFFFFFFFFFFFFFFF,
         r.temperature,
         r.top_p,
@@ -59,34 +51,23 @@ def pack_record(resolved: ResolvedParams, n_index: int) -> bytes:
 
 def pack_target(target: int, num_logprobs: int) -> bytes:
     """The scalars of a row that draws nothing and reports the target's logprob."""
-    return _RECORD.pack(0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0, 0, target, num_logprobs)
+    return SCALARS.pack(0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0, 0, target, num_logprobs)
 
 
-def build_rows(entries: Sequence[RowEntry], vocab_size: int) -> SamplingRows:
-    """One row an entry, in order. vocab_size: width of a row of logits."""
-    packed = bytearray().join([entry.record for entry in entries])
-    words = np.frombuffer(packed, dtype=np.int32).reshape(len(entries), _WORDS)
-    # One transposing copy, then a row is a field.
-    columns = np.ascontiguousarray(words.T)
-    floats = columns.view(np.float32)
-    mask_index, masks = _masks(entries, vocab_size)
-    banned_offsets, banned_ids = _flat_ids([entry.banned for entry in entries])
-    bias_offsets, bias_ids, bias_values = _flat_pairs([entry.bias or _NO_BIAS for entry in entries], _NO_BIAS)
-    seen_offsets, seen_ids, seen_counts = _flat_pairs([entry.seen or _NO_SEEN for entry in entries], _NO_SEEN)
-    return SamplingRows(
-        temperature=floats[2],
-        top_k=columns[9],
-        top_p=floats[3],
-        min_p=floats[4],
-        typical_p=floats[5],
-        presence=floats[6],
-        frequency=floats[7],
-        repetition=floats[8],
-        seed=np.ascontiguousarray(words[:, :2]).view(np.uint64)[:, 0],
-        position=np.array([entry.position for entry in entries], dtype=np.int64),
-        n_index=columns[10],
-        target=columns[11],
-        num_logprobs=columns[12],
+def build_rows(
+    scalars: Sequence[bytes], positions: Sequence[int], edits: Sequence[RowEdits | None], vocab_size: int
+) -> SamplingRows:
+    """The entries of each row, in order: packed scalars, absolute position of the token drawn, edits of its logits."""
+    built = _build_edits([each or RowEdits() for each in edits], vocab_size) if any(edits) else None
+    return SamplingRows(b"".join(scalars), array("q", positions), built)
+
+
+def _build_edits(edits: Sequence[RowEdits], vocab_size: int) -> Edits:
+    mask_index, masks = _masks([each.mask for each in edits], vocab_size)
+    banned_offsets, banned_ids = _flat_ids([each.banned for each in edits])
+    bias_offsets, bias_ids, bias_values = _flat_pairs([each.bias or _NO_BIAS for each in edits], _NO_BIAS)
+    seen_offsets, seen_ids, seen_counts = _flat_pairs([each.seen or _NO_SEEN for each in edits], _NO_SEEN)
+    return Edits(
         mask_index=mask_index,
         masks=masks,
         banned_offsets=banned_offsets,
@@ -120,18 +101,18 @@ def _flat_pairs(
     return offsets, ids, np.concatenate([pair[1] for pair in pairs])
 
 
-def _masks(entries: Sequence[RowEntry], vocab_size: int) -> tuple[I32, U32]:
+def _masks(given: Sequence[U32 | None], vocab_size: int) -> tuple[I32, U32]:
     """Rows with the same mask object share its copy."""
     words = (vocab_size + 31) // 32
-    if all(entry.mask is None for entry in entries):
-        return np.full(len(entries), -1, dtype=np.int32), np.zeros((0, words), dtype=np.uint32)
+    if all(mask is None for mask in given):
+        return np.full(len(given), -1, dtype=np.int32), np.zeros((0, words), dtype=np.uint32)
     distinct: dict[int, U32] = {}
     index = []
     slot: dict[int, int] = {}
-    for entry in entries:
-        if entry.mask is None:
+    for mask in given:
+        if mask is None:
             index.append(-1)
         else:
-            distinct[id(entry.mask)] = entry.mask
-            index.append(slot.setdefault(id(entry.mask), len(slot)))
+            distinct[id(mask)] = mask
+            index.append(slot.setdefault(id(mask), len(slot)))
     return np.array(index, dtype=np.int32), np.stack(list(distinct.values()))

@@ -8,7 +8,7 @@ import numpy as np
 
 from octavo.executor.interface import F32, I32, U32
 from octavo.sampling.resolve import ResolvedParams
-from octavo.sampling.rows import RowEntry, pack_record, pack_target
+from octavo.sampling.rows import RowEdits, pack_scalars, pack_target
 
 
 class SeenTokens:
@@ -54,11 +54,13 @@ class BadWords:
 
 
 class SamplerState:
-    """How the next token of one output is drawn. Rebuilt by appending the same ids again."""
+    """How one output's tokens are drawn: always with the same `scalars`, and, if it `edits_logits`, also with `edits`,
+    which may depend on the ids before. Rebuilt by appending the same ids again.
+    """
 
     def __init__(self, resolved: ResolvedParams, prompt_token_ids: Sequence[int], n_index: int) -> None:
         self._resolved = resolved
-        self._record = pack_record(resolved, n_index)
+        self.scalars = pack_scalars(resolved, n_index)
         self._count = 0
         self._until_min = tuple(sorted(resolved.eos_ids | resolved.stop_token_ids)) if resolved.min_tokens > 0 else ()
         self._bad_words = BadWords(resolved.bad_words) if resolved.bad_words else None
@@ -73,27 +75,30 @@ class SamplerState:
         repeated = resolved.repetition_penalty != 1.0
         penalised = repeated or resolved.presence_penalty != 0.0 or resolved.frequency_penalty != 0.0
         self._seen = SeenTokens(prompt_token_ids if repeated else ()) if penalised else None
+        parts = (self._bad_words, self._bias, self._mask, self._seen)
+        self.edits_logits = bool(self._until_min) or any(part is not None for part in parts)
 
     def append(self, token_id: int) -> None:
+        """Needed only if it `edits_logits`."""
         self._count += 1
         if self._bad_words is not None:
             self._output_ids.append(token_id)
         if self._seen is not None:
             self._seen.append(token_id)
 
-    def row(self, position: int) -> RowEntry:
-        """Draws the token at this absolute position (prompt length + tokens so far)."""
+    def edits(self) -> RowEdits:
+        """What is done to the logits of the next token."""
         banned: tuple[int, ...] = ()
         if self._bad_words is not None:
             banned = self._bad_words.banned(self._output_ids)
         if self._count < self._resolved.min_tokens:
             banned += self._until_min
         seen = None if self._seen is None else self._seen.arrays()
-        return RowEntry(self._record, position, banned, self._bias, seen, self._mask)
+        return RowEdits(banned, self._bias, seen, self._mask)
 
-    def prompt_row(self, token_id: int) -> RowEntry:
-        """Draws nothing; reports the logprob of the prompt token that follows the row."""
-        return RowEntry(pack_target(token_id, self._resolved.prompt_logprobs or 0), 0)
+    def prompt_scalars(self, token_id: int) -> bytes:
+        """Those of a row that draws nothing, and reports the logprob of the prompt token that follows it."""
+        return pack_target(token_id, self._resolved.prompt_logprobs or 0)
 
 
 def _bitmap(ids: Sequence[int], vocab_size: int) -> U32:

@@ -50,6 +50,10 @@ class StopChecker:
         self._held = ""
         self._count = 0
 
+    def pass_over(self, tokens: int) -> None:
+        """Counts tokens in that neither end the output nor, as there are no stop strings, need their text looked at."""
+        self._count += tokens
+
     def push(self, token_id: int, delta: str) -> tuple[str, str | None, int | str | None]:
         """Folds one token and the text it adds; returns (text to show, finish_reason, stop_reason).
 

@@ -53,41 +53,37 @@ class WaitingQueue:
         self.policy = policy
         self.max_waiting = max_waiting
         self.aged = 0
-        self._sequences: list[Sequence] = []
-        self._young: OrderedDict[int, Sequence] = OrderedDict()  # by id: not aged yet, longest in the queue first
+        self.sequences: list[Sequence] = []
+        self.young: OrderedDict[int, Sequence] = OrderedDict()  # by id: not aged yet, longest in the queue first
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return len(self.sequences)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._sequences)
-
-    @property
-    def num_young(self) -> int:
-        return len(self._young)
+        return iter(self.sequences)
 
     def check_room(self) -> None:
-        if len(self._sequences) >= self.max_waiting:
+        if len(self.sequences) >= self.max_waiting:
             raise CapacityError(
-                f"{len(self._sequences)} requests are waiting, the limit is {self.max_waiting}; try again later"
+                f"{len(self.sequences)} requests are waiting, the limit is {self.max_waiting}; try again later"
             )
 
     def add(self, sequence: Sequence) -> None:
         sequence.rank = self.policy.rank(sequence)
-        insort(self._sequences, sequence, key=rank_of)
+        insort(self.sequences, sequence, key=rank_of)
         if self.policy.ages and not sequence.aged:
-            self._young[sequence.id] = sequence
+            self.young[sequence.id] = sequence
 
     def remove(self, sequence: Sequence) -> None:
-        place = bisect_left(self._sequences, sequence.rank, key=rank_of)
-        assert self._sequences[place] is sequence
-        del self._sequences[place]
-        self._young.pop(sequence.id, None)
+        place = bisect_left(self.sequences, sequence.rank, key=rank_of)
+        assert self.sequences[place] is sequence
+        del self.sequences[place]
+        self.young.pop(sequence.id, None)
 
     def age(self, step: int) -> None:
         """Put those first who have waited long enough."""
-        while self._young:
-            sequence = next(iter(self._young.values()))
+        while self.young:
+            sequence = next(iter(self.young.values()))
             if step - sequence.enqueued < self.policy.ageing_steps:
                 break
             self.remove(sequence)
@@ -97,7 +93,7 @@ class WaitingQueue:
 
     def candidates(self, tree: PrefixTree) -> list[Sequence]:
         """The next to admit, best first; at most `WINDOW`."""
-        window = self._sequences[:WINDOW]
+        window = self.sequences[:WINDOW]
         if self.policy.name != "lpm" or len(window) < 2:
             return window
         aged = [sequence for sequence in window if sequence.aged]

@@ -17,7 +17,7 @@ from octavo.kv.tree import Match, PrefixTree
 from octavo.limits import BLOCK_TOKENS
 from octavo.scheduler.plan import Counters, ScheduledChunk, SchedulerStats, StepPlan
 from octavo.scheduler.policy import Policy, WaitingQueue, rank_of
-from octavo.scheduler.sequence import Sequence, State, blocks_for
+from octavo.scheduler.sequence import Sequence, State, blocks_for, new_table
 from octavo.scheduler.sharing import Leaders, follows
 
 # Extra blocks that must be there before a preempted sequence comes back, so that it gets on before the next squeeze.
@@ -58,6 +58,7 @@ class Scheduler:
         self.policy = Policy(config.policy, config.ageing_steps)
         self.waiting = WaitingQueue(self.policy, config.max_waiting)
         self.running: list[Sequence] = []
+        self.num_decoding = 0  # running sequences that are past their prefill
         self.counters = Counters()
 
     # Coming and going
@@ -114,8 +115,13 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running) or len(self.waiting) > 0
 
+    def only_decodes(self) -> bool:
+        """Whether the next step has nothing but decoding to do, so that its budget does not matter."""
+        return self.num_decoding == len(self.running) and not self.waiting.sequences
+
     def _stop(self, sequence: Sequence, cache: bool) -> None:
         del self.running[bisect_left(self.running, sequence.rank, key=rank_of)]
+        self.num_decoding -= sequence.num_computed >= sequence.prefill_end
         if cache:
             self._cache_tail(sequence)
         self._release(sequence)
@@ -125,7 +131,7 @@ class Scheduler:
         for block in reversed(sequence.block_table):
             if self.pool.release(block):
                 self.tree.unreferenced(block)
-        sequence.block_table = []
+        sequence.block_table = new_table()
         sequence.num_computed = sequence.depth = sequence.copied = 0
         sequence.node = sequence.tail = sequence.leader = None
 
@@ -138,39 +144,33 @@ class Scheduler:
         then to new admissions.
         """
         self.counters.steps += 1
-        if self.policy.ages:
+        if self.waiting.young:
             self.waiting.age(self.counters.steps)
-        decoding = sum(1 for s in self.running if s.num_computed >= s.prefill_end)
-        left = max(min(budget_rows, self.config.max_rows) - decoding, 1)
-        plan = StepPlan()
-        leaders = Leaders()
-        owed = 0  # blocks that running prefills will still need
+        left = max(min(budget_rows, self.config.max_rows) - self.num_decoding, 1)
+        plan = StepPlan([], [], [])
+        chunks = plan.sequences
         index = 0
         while index < len(self.running):
             sequence = self.running[index]
-            prefilling = sequence.num_computed < sequence.prefill_end
-            count = self._prefill_rows(sequence, left) if prefilling else 1
-            if count and not self._grow(sequence, count, plan):
+            prefills = sequence.num_computed < sequence.prefill_end
+            count = self._prefill_rows(sequence, left) if prefills else 1
+            short = sequence.num_computed + count > len(sequence.block_table) * BLOCK_TOKENS
+            if short and not self._grow(sequence, count, plan):
                 continue  # it was preempted itself, and was the last
-            if prefilling:
+            if prefills:
                 left -= count
-                leaders.add(sequence)
-                owed += max(0, sequence.prompt_blocks - len(sequence.block_table))
             if count:
-                self._schedule(sequence, count, plan)
+                start = sequence.num_computed
+                chunks.append(ScheduledChunk(sequence, start, count, start + count == len(sequence.token_ids)))
+                plan.rows += count
             index += 1
-        if not plan.preempted and left > 0:
-            self._admit(plan, leaders, left, owed)
-        return plan if plan.sequences else None
+        if self.waiting.sequences and not plan.preempted and left > 0:
+            self._admit(plan, left)
+        return plan if chunks else None
 
     def _prefill_rows(self, sequence: Sequence, left: int) -> int:
         rows = min(sequence.prefill_end - sequence.num_computed, left)
         return rows if self.config.chunk_size is None else min(rows, self.config.chunk_size)
-
-    def _schedule(self, sequence: Sequence, count: int, plan: StepPlan) -> None:
-        start = sequence.num_computed
-        plan.sequences.append(ScheduledChunk(sequence, start, count, start + count == len(sequence.token_ids)))
-        plan.rows += count
 
     def _grow(self, sequence: Sequence, count: int, plan: StepPlan) -> bool:
         """Give a running sequence the blocks for its next `count` tokens, preempting from the end of the running list.
@@ -178,9 +178,7 @@ class Scheduler:
         False: the sequence was itself the last and had to go.
         """
         table = sequence.block_table
-        missing = -(-(sequence.num_computed + count) // BLOCK_TOKENS) - len(table)
-        if missing <= 0:
-            return True
+        missing = blocks_for(sequence.num_computed + count) - len(table)
         while self.pool.num_available < missing:
             victim = self._victim()
             self.preempt(victim)
@@ -205,9 +203,15 @@ class Scheduler:
 
     # Admission
 
-    def _admit(self, plan: StepPlan, leaders: Leaders, left: int, owed: int) -> None:
-        if len(self.waiting) == 0 or len(self.running) >= self.config.max_sequences:
+    def _admit(self, plan: StepPlan, left: int) -> None:
+        if len(self.running) >= self.config.max_sequences:
             return
+        leaders = Leaders()
+        owed = 0  # blocks that running prefills will still need
+        for sequence in self.running:
+            if sequence.num_computed < sequence.prefill_end:
+                leaders.add(sequence)
+                owed += max(0, sequence.prompt_blocks - len(sequence.block_table))
         for sequence in self.waiting.candidates(self.tree):
             if left <= 0 or len(self.running) >= self.config.max_sequences:
                 return
@@ -223,7 +227,9 @@ class Scheduler:
             count = self._prefill_rows(sequence, left)
             grown = self._grow(sequence, count, plan)
             assert grown
-            self._schedule(sequence, count, plan)
+            start = sequence.num_computed
+            plan.sequences.append(ScheduledChunk(sequence, start, count, start + count == len(sequence.token_ids)))
+            plan.rows += count
             left -= count
             leaders.add(sequence)
             owed += max(0, sequence.prompt_blocks - len(sequence.block_table))
@@ -243,7 +249,7 @@ class Scheduler:
         self.waiting.remove(sequence)
         for block in match.blocks:
             self.pool.retain(block)
-        sequence.block_table = list(match.blocks)
+        sequence.block_table = new_table(match.blocks)
         sequence.node = match.node
         sequence.depth = len(match.blocks)
         if match.partial_tokens:
@@ -289,6 +295,7 @@ class Scheduler:
             if done >= (sequence.depth + 1) * BLOCK_TOKENS:
                 self._cache_full(sequence)
             if done == sequence.prefill_end:
+                self.num_decoding += 1
                 self._cache_tail(sequence)  # so that the same prompt hits it whole from now on
 
     def _cache_full(self, sequence: Sequence) -> None:

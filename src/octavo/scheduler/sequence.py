@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from octavo.kv.tree import Node, Salt
 from octavo.limits import BLOCK_TOKENS
+
+
+def new_table(blocks: Iterable[int] = ()) -> array[int]:
+    """A block table; an array, so that a step's batch copies it as one piece."""
+    return array("i", blocks)
 
 
 class State(Enum):
@@ -20,9 +27,10 @@ class State(Enum):
 class Sequence:
     """One continuation of one prompt (`n` continuations are `n` sequences).
 
-    The engine owns the first group and changes it only by `append`, and by lifting `cache_limit` once it has all the
-    prompt logprobs it wants. The scheduler owns the rest; of it, others read `state`, `num_computed` (tokens whose KV
-    is stored), `block_table` (`Scheduler.commit` may exchange entries for equal blocks), `num_cached`, `preemptions`.
+    The engine owns the first group and changes it only by appending tokens, and by lifting `cache_limit` once it has
+    all the prompt logprobs it wants. The scheduler owns the rest; of it, others read `state`, `num_computed` (tokens
+    whose KV is stored), `prefill_end`, `block_table` (`Scheduler.commit` may exchange entries for equal blocks),
+    `num_cached`, `preemptions`.
     """
 
     id: int
@@ -36,7 +44,7 @@ class Sequence:
 
     state: State = State.NEW
     num_computed: int = 0
-    block_table: list[int] = field(default_factory=list)
+    block_table: array[int] = field(default_factory=new_table)  # of 32-bit integers
     num_cached: int = 0  # tokens reused at the first admission
     preemptions: int = 0
     prefill_end: int = 0  # tokens known at the last admission; below it this is a prefill
@@ -54,9 +62,6 @@ class Sequence:
     def __repr__(self) -> str:  # never its tokens: they are a user's text
         progress = f"{self.num_computed}/{len(self.token_ids)}/{self.max_total}"
         return f"Sequence({self.id}, {self.state.value}, computed/known/most {progress})"
-
-    def append(self, token: int) -> None:
-        self.token_ids.append(token)
 
     @property
     def match_limit(self) -> int:
