@@ -16,8 +16,6 @@
 namespace octavo {
 namespace {
 
-constexpr int kSpins = 2000;  // some tens of microseconds, then sleep
-
 void pause_briefly() {
 #if defined(__x86_64__) || defined(__i386__)
   _mm_pause();
@@ -44,8 +42,8 @@ void Team::publish(std::atomic<std::uint32_t>& word) {
 #endif
 }
 
-void Team::wait_for_change(std::atomic<std::uint32_t>& word, std::uint32_t old) {
-  for (int spin = 0; spin < kSpins; ++spin) {
+void Team::wait_for_change(std::atomic<std::uint32_t>& word, std::uint32_t old, int spins) {
+  for (int spin = 0; spin < spins; ++spin) {
     if (word.load(std::memory_order_acquire) != old) return;
     pause_briefly();
   }
@@ -98,7 +96,7 @@ void Team::run(const std::function<void(int)>& work) {
 void Team::worker(int thread) {
   std::uint32_t seen = 0;
   for (;;) {
-    wait_for_change(epoch_, seen);
+    wait_for_change(epoch_, seen, kStepSpins);
     ++seen;
     if (stop_.load(std::memory_order_acquire)) return;
     {

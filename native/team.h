@@ -40,7 +40,7 @@ class Team {
       reset();
       publish(generation_);
     } else {
-      wait_for_change(generation_, generation);
+      wait_for_change(generation_, generation, kBarrierSpins);
     }
   }
   void barrier() {
@@ -62,10 +62,14 @@ class Team {
   }
 
  private:
+  // Pauses of some 20 ns before a thread sleeps. Between steps the caller has its own work to do, some 100 microseconds
+  // of it: a worker that fell asleep there would have to be woken for every step.
+  static constexpr int kBarrierSpins = 2000, kStepSpins = 12000;
+
   void worker(int thread);
   void stop();
   void publish(std::atomic<std::uint32_t>& word);
-  void wait_for_change(std::atomic<std::uint32_t>& word, std::uint32_t old);
+  void wait_for_change(std::atomic<std::uint32_t>& word, std::uint32_t old, int spins);
 
   const int size_;
   const long owner_;  // the process that made the threads: a forked child has none of them
