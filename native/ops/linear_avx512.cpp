@@ -21,11 +21,6 @@ static inline __m512i broadcast4(const std::int8_t* q) {
   return _mm512_set1_epi32(four);
 }
 
-// An address past the weights is harmless to a prefetch, hence an integer rather than a pointer.
-static inline void fetch(std::uintptr_t at, std::int64_t lines) {
-  for (std::int64_t i = 0; i < lines; ++i, at += 64) _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
-}
-
 // acc += one group of 32 inputs. q8 weights are read as w + 128, which the block's offset takes back.
 template <Format F, int R>
 [[gnu::always_inline]] inline void add_block(const std::byte* block, const QBlock* x, std::int64_t x_stride,
@@ -99,9 +94,6 @@ void tile(const LinearJob& job, std::int64_t row, std::int64_t panel, std::int64
     for (int r = 0; r < R; ++r) finish(job, row + r, panel + p * apart, acc[p][r]);
   }
 }
-
-template <Format F>
-constexpr std::int64_t kLines = (panel_step_bytes(F) + 63) / 64;
 
 template <Format F>
 void one_row(const LinearJob& job, std::int64_t panel_begin, std::int64_t panel_end) {

@@ -14,6 +14,15 @@ static inline __m512 load_halves(const std::byte* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 
+// Calls in `lines` cache lines. An address past the weights is harmless to that, hence an integer, not a pointer.
+static inline void fetch(std::uintptr_t at, std::int64_t lines) {
+  for (std::int64_t i = 0; i < lines; ++i, at += 64) _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
+}
+
+// Cache lines of a panel's step: a block of 32 inputs, or one input of a float format.
+template <Format F>
+constexpr std::int64_t kLines = (panel_step_bytes(F) + 63) / 64;
+
 static inline __m512i low_nibbles(__m512i both) { return _mm512_and_si512(both, _mm512_set1_epi8(15)); }
 static inline __m512i high_nibbles(__m512i both) { return low_nibbles(_mm512_srli_epi16(both, 4)); }
 
