@@ -28,6 +28,20 @@ void silu_eight(const float* x, float* y) { _mm256_storeu_ps(y, octavo::avx2::si
 }  // namespace
 #if defined(__clang__)
 #pragma clang attribute pop
+#pragma clang attribute push(__attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"))), \
+                             apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")
+#endif
+#include "simd/math_avx512.h"
+namespace {
+void exp_sixteen(const float* x, float* y) { _mm512_storeu_ps(y, octavo::avx512::exp_(_mm512_loadu_ps(x))); }
+void tanh_sixteen(const float* x, float* y) { _mm512_storeu_ps(y, octavo::avx512::tanh_(_mm512_loadu_ps(x))); }
+}  // namespace
+#if defined(__clang__)
+#pragma clang attribute pop
 #else
 #pragma GCC pop_options
 #endif
@@ -109,20 +123,24 @@ void test_simd_gives_the_scalar_bits() {
     values.push_back(scalar::float_of(u));
     values.push_back(scalar::float_of(u ^ 0x80000000u));
   }
-  while (values.size() % 8 != 0) values.push_back(1.0f);
+  while (values.size() % 16 != 0) values.push_back(1.0f);
   const struct {
     Function one;
-    void (*eight)(const float*, float*);
+    void (*many)(const float*, float*);
+    std::size_t lanes;
     bool nan_bits;
-  } pairs[] = {{scalar::exp_, exp_eight, true},
-               {scalar::log_, log_eight, true},
-               {scalar::tanh_, tanh_eight, true},
-               {scalar::silu_, silu_eight, false}};  // silu_ passes a NaN on: it stays NaN, with any payload
+  } pairs[] = {{scalar::exp_, exp_eight, 8, true},
+               {scalar::log_, log_eight, 8, true},
+               {scalar::tanh_, tanh_eight, 8, true},
+               {scalar::silu_, silu_eight, 8, false},  // silu_ passes a NaN on: it stays NaN, with any payload
+               {scalar::exp_, exp_sixteen, 16, true},
+               {scalar::tanh_, tanh_sixteen, 16, true}};
   for (const auto& pair : pairs) {
-    for (std::size_t i = 0; i < values.size(); i += 8) {
-      float y[8];
-      pair.eight(values.data() + i, y);
-      for (std::size_t j = 0; j < 8; ++j) {
+    if (pair.lanes == 16 && !cpu_features().avx512) continue;
+    for (std::size_t i = 0; i < values.size(); i += pair.lanes) {
+      float y[16];
+      pair.many(values.data() + i, y);
+      for (std::size_t j = 0; j < pair.lanes; ++j) {
         const float want = pair.one(values[i + j]);
         if (!pair.nan_bits && std::isnan(want) && std::isnan(y[j])) continue;
         CHECK(scalar::bits_of(want) == scalar::bits_of(y[j]));

@@ -57,7 +57,8 @@ def steps_on(model: Model, tokens: int, *, short_form: bool) -> Steps:
         ("blocks full of NaN", lambda: scenarios.on_blocks_full_of_nan(model, cases, expected)),
         ("cut at every token", lambda: scenarios.cut_at_every_token(model, cases, expected)),
         ("a new process", lambda: scenarios.in_a_new_process(printing, expected)),
-        ("scalar kernels", lambda: scenarios.with_options(model, cases, expected, kernels="scalar")),
+        *[(f"{name} kernels", lambda name=name: scenarios.with_options(model, cases, expected, kernels=name))
+          for name in reversed(scenarios.other_kernels())],
     ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from octavo import _native
 from octavo.engine.core import Engine
 from octavo.engine.request import Drawn, Request
 from octavo.limits import BLOCK_TOKENS
@@ -146,6 +147,11 @@ def sharing_a_prefix(model: Model, cases: Sequence[Case], prefix: int, **options
             together = run(engine, cases, on_step=watch).traces
         assert sharing >= len(cases) - 1, f"only {sharing} of {len(cases)} sequences shared their blocks"
         assert_same(expected, together, f"a shared prefix, cascade={cascade}")
+
+
+def other_kernels() -> list[str]:
+    """The kernel tables this CPU can run besides the best one, which every other scenario runs on; slowest first."""
+    return [name for name in _native.kernel_names() if not name.startswith("faulty-")][:-1]
 
 
 def with_options(model: Model, cases: Sequence[Case], expected: Expected, **options: Any) -> None:

@@ -53,7 +53,8 @@ def test_tiny_model_gives_the_same_bits_whatever_happens(small: World) -> None:
     for threads in (1, 2, 4):
         scenarios.with_options(model, cases, expected, threads=threads)
     scenarios.with_options(model, cases, expected, fusion=False)
-    scenarios.with_options(model, cases, expected, kernels="scalar")
+    for name in scenarios.other_kernels():
+        scenarios.with_options(model, cases, expected, kernels=name)
     ids = [(7919 * (i + 3) + i * i) % (model.checkpoint.config.vocab_size - 4) + 2 for i in range(500)]
     for threads in (1, 2):
         scenarios.sharing_a_prefix(model, sharing_cases(ids, 80, 12, 8), 80, threads=threads)
@@ -90,9 +91,11 @@ class TestRealModel:
         model = real[0]
         scenarios.sharing_a_prefix(model, sharing_cases(text_ids(model.tokenizer), 1040, 7, 6), 1040)
 
-    def test_on_scalar_kernels(self, real: World) -> None:
+    @pytest.mark.parametrize("name", scenarios.other_kernels())
+    def test_on_other_kernels(self, real: World, name: str) -> None:
         model, cases, expected = real
-        scenarios.with_options(model, [c for c in cases if len(c.prompt) < 60], expected, kernels="scalar")
+        few = [case for case in cases if name != "scalar" or len(case.prompt) < 60]
+        scenarios.with_options(model, few, expected, kernels=name)
 
     def test_continued_after_a_cut(self, real: World) -> None:
         model, cases, expected = real
