@@ -115,10 +115,7 @@ void tiles(const LinearJob& job, Rows rows, std::int64_t panel_begin, std::int64
           if (R == kTileRows || r + 1 < rows.rows) of_row += blocks;  // sums of rows that are not there go nowhere
         }
       }
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        if (R == kTileRows || r < rows.rows) avx512::finish(job, row + r, panel, acc[r]);
-      }
+      avx512::finish_rows<R>(job, row, rows.rows, panel, acc);
     }
   }
 }

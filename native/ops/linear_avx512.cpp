@@ -89,10 +89,7 @@ void tile(const LinearJob& job, std::int64_t row, std::int64_t panel, std::int64
     }
   }
 #pragma GCC unroll 8
-  for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) finish(job, row + r, panel + p * apart, acc[p][r]);
-  }
+  for (int p = 0; p < P; ++p) finish_rows<R>(job, row, R, panel + p * apart, acc[p]);
 }
 
 template <Format F>

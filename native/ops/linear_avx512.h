@@ -63,4 +63,16 @@ static inline void finish(const LinearJob& job, std::int64_t row, std::int64_t p
   _mm512_mask_storeu_ps(job.y + row * job.y_stride + first, present, acc);
 }
 
+// The same for rows row .. row + rows - 1, whose sums are acc[0 .. rows). By way of memory, in a loop that stays one:
+// else each kind of tile carries a copy for each of its rows.
+template <int R>
+[[gnu::always_inline]] inline void finish_rows(const LinearJob& job, std::int64_t row, std::int64_t rows,
+                                               std::int64_t panel, const __m512 (&acc)[R]) {
+  alignas(64) float sums[R][kPanel];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) _mm512_store_ps(sums[r], acc[r]);
+#pragma GCC unroll 1
+  for (std::int64_t r = 0; r < rows; ++r) finish(job, row + r, panel, _mm512_load_ps(sums[r]));
+}
+
 }  // namespace octavo::avx512
