@@ -9,6 +9,7 @@ NB_MODULE(_native, m) {
   bind_weights(m);
   bind_sample(m);
   bind_executor(m);
+  bind_bench(m);
 #ifdef OCTAVO_DEV
   m.def("register_faulty_kernels", &octavo::register_faulty_kernels);
 #else

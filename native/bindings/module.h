@@ -5,3 +5,4 @@
 void bind_weights(nanobind::module_& m);
 void bind_sample(nanobind::module_& m);
 void bind_executor(nanobind::module_& m);
+void bind_bench(nanobind::module_& m);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -135,6 +136,33 @@ void sample_by_call(const SampleRow& row, SampleScratch& scratch, SampleResult& 
   base().sample_row(moved, scratch, result);
 }
 
+// The right bits in three times the time, as after a bad change: the speed guard must notice.
+template <class Work>
+void three_times_as_slow(Work work) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
+  work();
+  const Clock::time_point end = begin + 3 * (Clock::now() - begin);
+  while (Clock::now() < end) {
+  }
+}
+
+void linear_slowly(const LinearJob& job, std::int64_t panel_begin, std::int64_t panel_end) {
+  three_times_as_slow([&] { base().linear(job, panel_begin, panel_end); });
+}
+
+void attention_slowly(const AttentionJob& job, const AttentionItem& item, AttentionScratch& scratch) {
+  three_times_as_slow([&] { base().attention(job, item, scratch); });
+}
+
+void register_slow_kernels() {
+  static Kernels slow = base();
+  slow.name = "faulty-slow";
+  slow.linear = linear_slowly;
+  slow.attention = attention_slowly;
+  register_kernels(&slow);
+}
+
 }  // namespace
 
 void register_faulty_kernels() {
@@ -142,6 +170,7 @@ void register_faulty_kernels() {
   static bool done = false;
   if (done) return;
   done = true;
+  register_slow_kernels();
   linear.name = "faulty-linear-order";
   linear.linear = linear_in_another_order;
   merge.name = "faulty-segment-merge";

@@ -40,6 +40,16 @@ class ModelFileError(OctavoError, ValueError):
         self.problem = problem
 
 
+class DatasetError(OctavoError, ValueError):
+    """A dataset file of a benchmark cannot be read, or an entry of it is not as it should be."""
+
+    def __init__(self, path: object, where: str, problem: str) -> None:
+        super().__init__(f"{path}: {where} {problem}")
+        self.path = str(path)
+        self.where = where
+        self.problem = problem
+
+
 class UnsupportedModelError(OctavoError, ValueError):
     """A model asks for something Octavo does not do; the message names the key and its value."""
 

@@ -120,7 +120,9 @@ ARROWS: dict[str, set[str]] = {
     "executor": {"errors", "limits", "interface", "program", "models", "weights", "_native"},
 }
 ARROWS["engine"] = {"errors", "limits", "params", "outputs", "_native", *ARROWS}
+ARROWS["bench"] = {"engine", *ARROWS["engine"]}
 ARROWS["cli"] = {"errors", "limits", "params", "outputs", "engine", "executor", "weights", "_native", "__init__"}
+ARROWS["cli"] |= {"bench"}
 ARROWS["__main__"] = {"cli"}
 ARROWS["__init__"] = {"errors", "params", "outputs", "engine"}
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from octavo.cli import chat, generate, info, models, terminal
+from octavo.cli import bench, chat, generate, info, models, terminal
 from octavo.errors import OctavoError
 
 
@@ -73,6 +73,7 @@ app.command()(chat.chat)
 app.command()(models.pull)
 app.command()(models.models)
 app.command()(info.info)
+app.add_typer(bench.app)
 
 
 def main() -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from octavo.limits import MAX_BATCH_SEQUENCES
+
 if TYPE_CHECKING:
     pass
 
@@ -29,8 +31,9 @@ MaxModelLen = Annotated[
     int | None,
     typer.Option("--max-model-len", help="Longest sequence in tokens.  [default: the model's]"),
 ]
+MaxNumSeqs = Annotated[int, typer.Option("--max-num-seqs", "--batch", help="Most sequences in one step.")]
 Threads = Annotated[int | None, typer.Option(help="Worker threads.  [default: a core each]")]
-Kernels = Annotated[str, typer.Option(help="auto, scalar or avx2; same bits.")]
+Kernels = Annotated[str, typer.Option(help="auto, scalar, avx2, avx512 or amx; same bits.")]
 
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Most tokens to generate.")]
 Temperature = Annotated[float | None, typer.Option("--temperature", "-t", help="0 is greedy.")]
@@ -54,6 +57,7 @@ class EngineOptions:
     max_model_len: int | None = None
     threads: int | None = None
     kernels: str = "auto"
+    max_num_seqs: int = MAX_BATCH_SEQUENCES
 
 
 def given_sampling(**options: Any) -> dict[str, Any]:

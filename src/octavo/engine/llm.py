@@ -38,7 +38,8 @@ class LLM:
     kv_dtype: "f16", "f32" or "int8" (half the memory of f16; docs/quality.md says what it costs).
     kv_memory: bytes or a text like "2GiB" (default: half of the free memory, taken lazily).
     max_model_len: longest prompt + output in tokens (default: the model's context).
-    threads: default min(physical cores, cgroup quota). kernels: "auto", "avx2", "scalar".
+    threads: default min(physical cores, cgroup quota).
+    kernels: "auto" (the best this CPU has), "scalar", "avx2", "avx512", "amx".
     policy: "fcfs", "priority" (lower first) or "lpm" (longest cached prefix first).
     inter_token_target: seconds between two tokens of a running stream that other prompts' prefill may cause.
 
@@ -177,6 +178,7 @@ class LLM:
         from octavo import _native
 
         config = self._model.checkpoint.config
+        macs_per_token, macs_per_logits = self._model.program.macs()
         return {
             "model": self._model.name,
             "path": str(self._model.path),
@@ -185,8 +187,11 @@ class LLM:
             "hidden_size": config.hidden_size,
             "heads": config.heads,
             "kv_heads": config.kv_heads,
+            "head_dim": config.head_dim,
             "vocab_size": config.vocab_size,
             "context": config.context,
+            "macs_per_token": macs_per_token,  # multiply-adds of the matrices, see Program.macs
+            "macs_per_logits": macs_per_logits,
             "weights": dict(self._executor.weight_formats),
             "weight_bytes": self._executor.weight_bytes,
             "kv_dtype": self._executor.kv_dtype,

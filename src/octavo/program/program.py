@@ -69,6 +69,15 @@ class Program:
                     raise UnsupportedModelError(f"{name}: used with shapes {shapes[name]} and {shape}")
         return shapes
 
+    def macs(self) -> tuple[int, int]:
+        """Multiply-adds of the linears: for each row of a step, and again for each row whose logits are wanted."""
+        counts, selected = [0, 0], False
+        for op in self.ops:
+            selected = selected or op.kind == "select"
+            if op.kind == "linear":
+                counts[selected] += self.widths[op.output] * self.widths[op.inputs[0]]
+        return counts[0], counts[1]
+
     def _shapes(self, op: Op) -> tuple[tuple[int, ...], ...]:
         width = self.widths[op.output]
         if op.kind == "embed":
