@@ -19,7 +19,7 @@ CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))
   -DOCTAVO_NATIVE_TESTS=ON -DOCTAVO_DEV=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help run test native-test lint sim exact parity sanitize fuzz clean
+.PHONY: help run test native-test lint sim exact parity sanitize compare fuzz clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -60,6 +60,10 @@ sanitize: $(VENV)/tools ## native tests under ASan and UBSan, the thread team an
 	$(NO_ASLR) build/tsan/native/tests/test_team
 	$(NO_ASLR) build/tsan/native/tests/test_executor
 
+compare: $(VENV)/octavo-dev ## Octavo beside its peers, for about an hour; writes benchmarks/RESULTS.md
+	$(BIN)/python -m benchmarks.peers.setup
+	$(BIN)/python -m benchmarks.compare
+
 fuzz: $(VENV)/octavo-dev ## damaged model files against the loaders, for two minutes
 	$(BIN)/python -m tests.fuzz.loaders --seconds 120
 
@@ -83,14 +87,15 @@ $(VENV)/octavo: $(VENV)/ready $(SOURCES)
 	$(PIP) .
 	@touch $@
 
-# Development: the build's own tools lie in .venv, so that a rebuild downloads nothing; warnings are errors.
+# Development: the build's own tools lie in .venv, so that a rebuild downloads nothing; warnings are errors; symbols
+# stay, for tests that read the disassembly.
 $(VENV)/tools: $(VENV)/ready pyproject.toml
 	eval "$(PIP) 'pip>=23.1' $$(sed -n 's/", "/" "/g; s/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml)"
 	@touch $@
 
 $(VENV)/octavo-dev: $(VENV)/tools $(SOURCES)
 	PATH="$(abspath $(BIN)):$$PATH" $(PIP) --no-build-isolation \
-	  -C build-dir=build/dev -C cmake.define.OCTAVO_DEV=ON ".[dev]"
+	  -C build-dir=build/dev -C cmake.define.OCTAVO_DEV=ON -C install.strip=false ".[dev]"
 	@touch $@
 
 .venv-parity/octavo: $(VENV)/ready $(SOURCES)
