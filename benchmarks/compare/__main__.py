@@ -95,7 +95,7 @@ def _session(name: str, arguments: argparse.Namespace) -> rounds.Session:
     plan = {}
     for load in loads:
         tried = session.tried[load.name]
-        names = rounds.rivals(tried, everyone, always)
+        names = rounds.rivals(tried, everyone, always, 1 if load.is_long else 2)
         plan[load.name] = [(c, tried[c.name]) for c in everyone if c.name in names]
     rounds.measure(plan, loads, arguments.rounds, session, arguments.threads, prefix=name == SMOLLM2)
     return session

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compare import machine
-from benchmarks.compare.workloads import Workload
 from benchmarks.peers import setup
 
 Settings = dict[str, Any]
@@ -20,7 +19,6 @@ class Contender:
     """One system with one file.
 
     settings: of a process, options: of a call; all are tried and the best pair for each workload is measured.
-    crowd_options: tried instead where more requests wait than can run at once.
     bits: of a weight, 16 and 32 for floats. sample: it gets only so many of the requests, one after the other.
     """
 
@@ -29,14 +27,10 @@ class Contender:
     bits: int
     settings: tuple[Settings, ...]
     options: tuple[Settings, ...] = ({},)
-    crowd_options: tuple[Settings, ...] = ({},)
     sample: int | None = None
 
     def python(self) -> Path:
         return Path(sys.executable) if self.environment == "octavo" else setup.python_of(self.environment)
-
-    def options_for(self, workload: Workload) -> tuple[Settings, ...]:
-        return self.crowd_options if len(workload.prompts) > 32 else self.options
 
 
 OCTAVO = "Octavo"
@@ -47,9 +41,6 @@ def octavo(model: str | Path, threads: int, **options: Any) -> Contender:
 
 
 def llamacpp(format: str, file: Path, threads: int) -> Contender:
-    def option(flash_attention: bool, ubatch: int = 512, unified_kv: bool = False) -> Settings:
-        return {"flash_attention": flash_attention, "ubatch": ubatch, "unified_kv": unified_kv}
-
     # Where there is AMX, llama.cpp uses it for quantised formats. Without it, it repacks Q4_0 for AVX-512.
     amx = (True, False) if "amx_int8" in machine.describe()["instructions"] and format == "Q4_0" else (True,)
     return Contender(
@@ -57,8 +48,7 @@ def llamacpp(format: str, file: Path, threads: int) -> Contender:
         "llamacpp",
         {"F16": 16, "Q8_0": 8}.get(format, 4),
         tuple({"model": str(file), "threads": threads, "amx": on} for on in amx),
-        (option(True), option(False)),
-        tuple(option(fa, ubatch, unified) for fa in (True, False) for ubatch, unified in ((512, False), (512, True))),
+        tuple({"flash_attention": on, "ubatch": 512, "unified_kv": False} for on in (True, False)),
     )
 
 
@@ -76,7 +66,7 @@ def openvino(format: str, file: Path, threads: int) -> Contender:
 
 def transformers(file: Path, threads: int) -> Contender:
     settings = {"folder": str(file.parent), "file": file.name, "threads": threads}
-    return Contender("Transformers float32", "transformers", 32, (settings,), sample=4)
+    return Contender("Transformers float32", "transformers", 32, (settings,), sample=2)
 
 
 def vllm(folder: Path, threads: int) -> Contender:

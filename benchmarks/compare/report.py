@@ -16,8 +16,8 @@ each workload in turn, so that a machine that slows down slows all of them; a ra
 median of those ratios is given. All use {threads} threads, greedy sampling and the same random token prompts, and
 generate the number of tokens asked for, past any end of sequence. "Decode" counts the tokens after the first one of
 every sequence. A peer's settings are those that were fastest for that workload when all were tried before the first
-round (below); the best peer is the one with the highest median among all in 4- or 8-bit formats. Octavo runs with its
-defaults.
+round (below), for the longest workloads those of batch 32; the best peer is the one with the highest median among all
+in 4- or 8-bit formats. Octavo runs with its defaults.
 """
 
 

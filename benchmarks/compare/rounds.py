@@ -53,8 +53,9 @@ def choose(
 ) -> dict[str, dict[str, Choice]]:
     """workload → contender → what was fastest. A process a setting, one at a time, the best of two calls each.
 
-    Settings that lost by much on the workload before are not tried on the long ones.
+    Long workloads take what was fastest on the largest batch of the others: to try them all would take an hour.
     """
+    short = [load for load in loads if not load.is_long]
     chosen: dict[str, dict[str, Choice]] = {load.name: {} for load in loads}
     for contender in contenders:
         if contender.name == OCTAVO:  # it has nothing to choose
@@ -63,31 +64,29 @@ def choose(
             continue
         for process in range(len(contender.settings)):
             try:
-                _try(contender, process, loads, chosen)
+                _try(contender, process, [workloads.REQUESTS] if contender.sample else short, chosen)
             except WorkerError as error:
                 session.refusals[contender.name] = str(error)
                 _say(f"  {contender.name}: {error}")
+    for load in loads:
+        if load.is_long:
+            chosen[load.name] = {**chosen[short[-1].name], **chosen[load.name]}
     return chosen
 
 
 def _try(contender: Contender, process: int, loads: Sequence[Workload], chosen: dict[str, dict[str, Choice]]) -> None:
-    settings, slow = contender.settings[process], False
+    settings = contender.settings[process]
     with Worker(contender.python(), contender.environment, settings, log_file()) as worker:
         for load in loads:
-            if (contender.sample and load.name != workloads.REQUESTS.name) or (load.is_long and slow):
-                continue
             small = workloads.sample(load, 1, 0) if contender.sample else load.smaller()
-            best_here = 0.0
-            for options in contender.options_for(load):
+            for options in contender.options:
                 runs = [worker.run(small.op, *small.requests(-1 - n), options) for n in range(2)]
                 rate = max(small.rate(run) for run in runs)
-                best_here = max(best_here, rate)
                 text = settings_text(settings | options)
                 _say(f"  {contender.name}, {load.name}: {rate:.0f} tok/s, {text}")
                 choice = {"process": process, "options": options, "rate": rate, "text": text}
                 if contender.name not in chosen[load.name] or rate > chosen[load.name][contender.name]["rate"]:
                     chosen[load.name][contender.name] = choice
-            slow = best_here < 0.7 * chosen[load.name][contender.name]["rate"]
 
 
 def settings_text(settings: Settings) -> str:
@@ -101,11 +100,13 @@ def settings_text(settings: Settings) -> str:
     return ", ".join(shown) or "default"
 
 
-def rivals(chosen: Mapping[str, Choice], contenders: Sequence[Contender], always: Sequence[str]) -> list[str]:
-    """Whom it is worth to measure: those named, and of the others in 4 or 8 bits the two that were fastest."""
+def rivals(
+    chosen: Mapping[str, Choice], contenders: Sequence[Contender], always: Sequence[str], others: int
+) -> list[str]:
+    """Whom it is worth to measure: those named, and of the others in 4 or 8 bits so many that were fastest."""
     ranked = [c.name for c in contenders if c.bits <= 8 and c.name in chosen and c.name not in always]
     ranked.sort(key=lambda name: -chosen[name]["rate"])
-    return [name for name in always if name in chosen] + ranked[:2]
+    return [name for name in always if name in chosen] + ranked[:others]
 
 
 def measure(
@@ -141,8 +142,9 @@ def measure(
                 first_tokens: dict[str, list[int]] = {}
                 pairs = plan[load.name]
                 for contender, choice in _rotated(pairs, round):
-                    mine = workloads.sample(load, contender.sample, round) if contender.sample else load
-                    mine = mine if round else mine.smaller()
+                    mine = load if round else load.smaller()
+                    if contender.sample:
+                        mine = workloads.sample(load, contender.sample if round else 1, round)
                     worker = workers[_process(contender, choice)]
                     answer = worker.run(mine.op, *mine.requests(round), choice["options"])
                     if round:

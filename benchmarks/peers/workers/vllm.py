@@ -10,8 +10,8 @@ from benchmarks.peers.protocol import Run, Stopwatch, serve
 
 class VLLM:
     def __init__(self, settings: dict[str, Any]) -> None:
-        threads = settings["threads"]
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{threads - 1}"
+        cores = sorted(os.sched_getaffinity(0))[: settings["threads"]]
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = "3"  # GiB
         os.environ["VLLM_NO_USAGE_STATS"] = "1"
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its CPU seconds are this process's
