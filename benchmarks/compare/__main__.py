@@ -6,6 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -44,8 +45,7 @@ def main() -> None:
 
     for name in arguments.models:
         print(f"{name}:", flush=True)
-        results["sessions"].append(asdict(_session(name, arguments)))
-        save()
+        _session(name, arguments, results["sessions"], save)
     if not arguments.quick:
         print("start and memory", flush=True)
         results["start"] = start.measure(arguments.rounds, arguments.threads)
@@ -66,6 +66,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2, help="of every system")
     parser.add_argument("--output", default=str(HERE), metavar="FOLDER", help="where RESULTS.md and results.json go")
     parser.add_argument("--quick", action="store_true", help="2 rounds of the shortest workloads, fewer peers")
+    parser.add_argument("--short", action="store_true", help="without the workloads that take minutes")
     parser.add_argument("--settings", metavar="FILE", help="take the peers' settings from this results.json, try none")
     parser.add_argument("--vllm", action="store_true", help="vLLM takes part too, in bfloat16")
     parser.add_argument("--render", action="store_true", help="only write RESULTS.md again, from results.json")
@@ -75,8 +76,11 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _session(name: str, arguments: argparse.Namespace) -> rounds.Session:
-    session = rounds.Session(name)
+def _session(
+    name: str, arguments: argparse.Namespace, sessions: list[dict[str, Any]], save: Callable[[], None]
+) -> None:
+    """Adds the session to the others; they are saved after each of its rounds."""
+    session, others = rounds.Session(name), list(sessions)
     if name == SMOLLM2:
         everyone, loads = _on_smollm2(arguments), list(workloads.ALL)
     else:
@@ -86,6 +90,8 @@ def _session(name: str, arguments: argparse.Namespace) -> rounds.Session:
         )
     if arguments.quick:
         loads = [load for load in loads if len(load.prompts) <= 8]
+    if arguments.short:
+        loads = [load for load in loads if not load.is_long]
     if arguments.settings:
         earlier = json.loads(Path(arguments.settings).read_text())["sessions"]
         session.tried = next(each["tried"] for each in earlier if each["name"] == name)
@@ -97,8 +103,12 @@ def _session(name: str, arguments: argparse.Namespace) -> rounds.Session:
         tried = session.tried[load.name]
         names = rounds.rivals(tried, everyone, always, 1 if load.is_long else 2)
         plan[load.name] = [(c, tried[c.name]) for c in everyone if c.name in names]
-    rounds.measure(plan, loads, arguments.rounds, session, arguments.threads, prefix=name == SMOLLM2)
-    return session
+
+    def keep() -> None:
+        sessions[:] = [*others, asdict(session)]
+        save()
+
+    rounds.measure(plan, loads, arguments.rounds, session, arguments.threads, keep, prefix=name == SMOLLM2)
 
 
 def _on_smollm2(arguments: argparse.Namespace) -> list[Contender]:

@@ -23,6 +23,7 @@ in 4- or 8-bit formats. Octavo runs with its defaults.
 
 def render(results: dict[str, Any]) -> str:
     sessions = results["sessions"]
+    counts = sorted({len(session["roofline"]) for session in sessions})
     head = "\n".join(f"- {name}: {value}" for name, value in results["machine"].items())
     parts = [
         "# Octavo beside its peers\n",
@@ -30,7 +31,7 @@ def render(results: dict[str, Any]) -> str:
         "[benchmarks/README.md](README.md#beside-its-peers).\n",
         head + f"\n- versions: {', '.join(sorted(_versions(sessions)))}\n"
         f"- load average before the run: {results['load']:.2f}\n",
-        _HOW.format(rounds=results["rounds"], threads=results["threads"]),
+        _HOW.format(rounds=" or ".join(map(str, counts)), threads=results["threads"]),
         "## Targets\n",
         _targets(results),
         *(_session(session) for session in sessions),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +56,7 @@ def choose(
     Long workloads take what was fastest on the largest batch of the others: to try them all would take an hour.
     """
     short = [load for load in loads if not load.is_long]
+    requests = [load for load in loads if len(load.prompts) > 32]
     chosen: dict[str, dict[str, Choice]] = {load.name: {} for load in loads}
     for contender in contenders:
         if contender.name == OCTAVO:  # it has nothing to choose
@@ -64,7 +65,7 @@ def choose(
             continue
         for process in range(len(contender.settings)):
             try:
-                _try(contender, process, [workloads.REQUESTS] if contender.sample else short, chosen)
+                _try(contender, process, requests if contender.sample else short, chosen)
             except WorkerError as error:
                 session.refusals[contender.name] = str(error)
                 _say(f"  {contender.name}: {error}")
@@ -115,10 +116,12 @@ def measure(
     rounds: int,
     session: Session,
     threads: int,
+    keep: Callable[[], None],
     *,
     prefix: bool = False,
 ) -> None:
-    """plan: workload → who is measured on it. Round 0 is a warm-up and is not counted."""
+    """plan: workload → who is measured on it. Round 0 is a warm-up and is not counted. `keep` is called after each of
+    the others: the session then holds whole rounds only."""
     from octavo.bench.roofline import RooflineProbe
 
     probe = RooflineProbe(threads)
@@ -160,8 +163,10 @@ def measure(
                 ours = next(pair for pair in plan[loads[0].name] if pair[0].name == OCTAVO)
                 _shared_prefix(workers[_process(*ours)], round, session)
             _say(f"  round {round} of {rounds}: {time.perf_counter() - begin:.0f} s" + _progress(session, loads, round))
-        session.agreement = {name: sum(all) / len(all) for name, all in same.items() if all and name != OCTAVO}
-        session.idle_share = max(worker.idle_share for worker in workers.values())
+            session.agreement = {name: sum(all) / len(all) for name, all in same.items() if all and name != OCTAVO}
+            session.idle_share = max(worker.idle_share for worker in workers.values())
+            if round:
+                keep()
 
 
 def _shared_prefix(worker: Worker, round: int, session: Session) -> None:

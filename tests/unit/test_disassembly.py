@@ -24,19 +24,33 @@ TABLES = [name for name in _native.kernel_names() if name != "scalar" and not na
 INSTRUCTION_SET = re.compile(r"octavo::(avx2|avx512|amx)::")
 KERNEL = re.compile(r"::(linear|linear_in|one_row|many_rows|tiles?|score\w*|add_values\w*|update_\w+|attention)[<(]")
 
-# (function, most stores in one loop, reason); everything else: none.
+# (function, most multiply-adds in the loop, most stores in it, reason); everything else: none.
 ACCEPTED = (
     (
         r"avx2::.*(tile<\(octavo::Format\)[345], [1-4], [14]>|linear\()",
+        1000,
         8,
         "a group's integer sums take AVX2's 16 registers: R x 2 float accumulators wait on the stack, once per group",
+    ),
+    (
+        r"amx::.*tiles<",
+        1,
+        16,
+        "not where the time goes: the end of a tile hands its sums on by way of memory (finish_rows)",
     ),
 )
 _UNKNOWN_COMPILER_STORES = 0.25  # for each multiply-add
 
 
-def accepted_stores(function: str) -> int:
-    return max((most for pattern, most, _ in ACCEPTED if re.search(pattern, function)), default=0)
+def accepted_stores(loop: HotLoop) -> int:
+    return max(
+        (
+            stores
+            for pattern, multiply_adds, stores, _ in ACCEPTED
+            if re.search(pattern, loop.function) and loop.multiply_adds <= multiply_adds
+        ),
+        default=0,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +84,7 @@ def test_hot_loops_keep_their_vectors_in_registers(loops: list[HotLoop]) -> None
     """Of GCC, for whose code the list was made, loop by loop; of another compiler, that no loop spills much."""
     compiler = compiler_of(MODULE)
     if compiler.startswith("GCC"):
-        bad = [loop for loop in loops if loop.spills > accepted_stores(loop.function)]
+        bad = [loop for loop in loops if loop.spills > accepted_stores(loop)]
     else:
         bad = [loop for loop in loops if loop.spills > _UNKNOWN_COMPILER_STORES * loop.multiply_adds]
     assert not bad, f"built by {compiler}:\n" + "\n".join(map(str, bad))
@@ -79,9 +93,9 @@ def test_hot_loops_keep_their_vectors_in_registers(loops: list[HotLoop]) -> None
 def test_every_exception_is_still_needed(loops: list[HotLoop]) -> None:
     if not compiler_of(MODULE).startswith("GCC"):
         return  # the list was made for GCC's code
-    for pattern, most, reason in ACCEPTED:
-        spills = [loop.spills for loop in loops if re.search(pattern, loop.function)]
-        assert max(spills, default=0) == most, f"{pattern}: {reason}"
+    for pattern, multiply_adds, stores, reason in ACCEPTED:
+        mine = [loop for loop in loops if re.search(pattern, loop.function) and loop.multiply_adds <= multiply_adds]
+        assert max((loop.spills for loop in mine), default=0) == stores, f"{pattern}: {reason}"
 
 
 SOURCE = """
