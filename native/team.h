@@ -62,9 +62,10 @@ class Team {
   }
 
  private:
-  // Pauses of some 20 ns before a thread sleeps. Between steps the caller has its own work to do, some 100 microseconds
-  // of it: a worker that fell asleep there would have to be woken for every step.
-  static constexpr int kBarrierSpins = 2000, kStepSpins = 12000;
+  // Pauses of some 20 ns before a thread sleeps. In a barrier few: with busy neighbours the thread that is awaited may
+  // have been put aside, and spinning keeps it so. Between steps the caller has its own work to do, some 100
+  // microseconds of it: a worker that fell asleep there would have to be woken for every step.
+  static constexpr int kBarrierSpins = 500, kStepSpins = 12000;
 
   void worker(int thread);
   void stop();
