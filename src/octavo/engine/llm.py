@@ -277,11 +277,9 @@ class LLM:
             with Progress(len(encoded), enabled=use_tqdm) as progress:
                 progress.finished(len(outputs))
                 while len(outputs) < len(encoded):
-                    try:
-                        i, update = updates.get(timeout=progress.interval)
-                    except Empty:
-                        pass
-                    else:
+                    found = _next_of(updates, progress.interval)
+                    if found is not None:
+                        i, update = found
                         assert isinstance(update, RequestOutput)
                         outputs[i] = update
                         progress.finished()
@@ -319,6 +317,15 @@ def _tried(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | O
         return function(*args, **kwargs)
     except OctavoError as error:
         return error.with_traceback(None)
+
+
+def _next_of(updates: SimpleQueue[Update], timeout: float | None) -> Update | None:
+    """None when nothing came in time. Apart, because in CPython 3.11 a Ctrl-C that falls on the line of a nested `try:`
+    passes the handlers around it."""
+    try:
+        return updates.get(timeout=timeout)
+    except Empty:
+        return None
 
 
 def _admit(engine: Engine, requests: Mapping[int, Request], updates: SimpleQueue[Update]) -> None:
