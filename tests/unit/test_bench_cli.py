@@ -204,6 +204,24 @@ def test_throughput_refuses_what_it_cannot_run(
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "name"),
+    [
+        ("--batch-size", "0", "batch_size=0"),
+        ("--num-iters", "0", "num_iters=0"),
+        ("--num-iters-warmup", "-1", "num_iters_warmup=-1"),
+        ("--num-iters", "10001", "1 to 10000"),
+    ],
+)
+def test_latency_refuses_what_it_cannot_run(
+    opened: list[options.EngineOptions], option: str, value: str, name: str
+) -> None:
+    result = octavo("latency", option, value)
+    assert result.exit_code == 1
+    assert name in result.stderr
+    assert result.stdout == ""
+
+
 def test_throughput_says_that_a_request_did_not_fit(opened: list[options.EngineOptions], tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     result = octavo("throughput", "--dataset-name", "sharegpt-like", "--num-prompts", "2", "--output-json", str(path))

@@ -11,6 +11,7 @@ from octavo.bench.roofline import RooflineProbe
 from octavo.bench.serving import Run, described, least_seconds, run_requests
 from octavo.bench.statistics import summary
 from octavo.errors import InvalidParameterError
+from octavo.limits import MAX_BENCH_PROMPTS
 from octavo.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -30,9 +31,13 @@ def latency(
     done: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Times whole calls of `LLM.generate`; `done` is called after each. The result is described in docs/cli.md."""
-    for name, value, low in (("num_iters", num_iters, 1), ("num_iters_warmup", num_iters_warmup, 0)):
-        if not low <= value <= 10_000:
-            raise InvalidParameterError(name, value, f"{low} to 10000")
+    for name, value, low, high in (
+        ("batch_size", batch_size, 1, MAX_BENCH_PROMPTS),
+        ("num_iters", num_iters, 1, 10_000),
+        ("num_iters_warmup", num_iters_warmup, 0, 10_000),
+    ):
+        if not low <= value <= high:
+            raise InvalidParameterError(name, value, f"{low} to {high}")
     info = llm.info()
     params = params or SamplingParams()
     requests = random_requests(batch_size, info["vocab_size"], input_len=input_len, output_len=output_len, seed=seed)
