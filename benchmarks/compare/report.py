@@ -15,9 +15,9 @@ Every figure is the median over {rounds} rounds, with the least and the most in 
 each workload in turn, so that a machine that slows down slows all of them; a ratio is taken within a round, and the
 median of those ratios is given. All use {threads} threads, greedy sampling and the same random token prompts, and
 generate the number of tokens asked for, past any end of sequence. "Decode" counts the tokens after the first one of
-every sequence. A peer's settings are those that were fastest for that workload when all were tried before the first
-round (below), for the longest workloads those of batch 32; the best peer is the one with the highest median among all
-in 4- or 8-bit formats. Octavo runs with its defaults.
+every sequence. A peer's settings are those that were fastest for that workload when all were tried {tried}
+(below), for the longest workloads those of batch 32; the best peer is the one with the highest median among all in
+4- or 8-bit formats. Octavo runs with its defaults.
 """
 
 
@@ -31,7 +31,11 @@ def render(results: dict[str, Any]) -> str:
         "[benchmarks/README.md](README.md#beside-its-peers).\n",
         head + f"\n- versions: {', '.join(sorted(_versions(sessions)))}\n"
         f"- load average before the run: {results['load']:.2f}\n",
-        _HOW.format(rounds=" or ".join(map(str, counts)), threads=results["threads"]),
+        _HOW.format(
+            rounds=" or ".join(map(str, counts)),
+            threads=results["threads"],
+            tried="in an earlier run" if "--settings" in results["command"] else "before the first round",
+        ),
         "## Targets\n",
         _targets(results),
         *(_session(session) for session in sessions),

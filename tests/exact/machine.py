@@ -83,6 +83,7 @@ class Model:
         chunk_size: int | None = None,
         policy: str = "fcfs",
         max_num_seqs: int = 32,
+        inter_token_target: float = 0.1,
         wrap: Callable[[NativeExecutor], Any] = lambda executor: executor,
         **options: Any,
     ) -> Iterator[Engine]:
@@ -92,6 +93,7 @@ class Model:
             max_num_seqs=max_num_seqs,
             max_rows=512,
             policy=policy,
+            inter_token_target=inter_token_target,
             chunk_size=chunk_size,
         )
         try:

@@ -138,14 +138,15 @@ def sharing_a_prefix(model: Model, cases: Sequence[Case], prefix: int, **options
             starts = Counter(tuple(s.block_table[: prefix // BLOCK_TOKENS]) for s in decoding)
             sharing = max([sharing, *starts.values()])
 
-        with model.engine(cascade=cascade, **options) as engine:
+        # No clock decides how many prompts a step takes: all are to decode before the first has ended.
+        with model.engine(cascade=cascade, inter_token_target=3600.0, **options) as engine:
             assert engine.executor.cascade == cascade
             together = run(engine, cases).traces
             assert_same(expected, together, f"a prefix computed together, cascade={cascade}")
             engine.flush_cache()
             run(engine, [Case("primer", cases[0].prompt[:prefix], SamplingParams(max_tokens=1))])
             together = run(engine, cases, on_step=watch).traces
-        assert sharing >= len(cases) // 2, f"only {sharing} of {len(cases)} sequences shared their blocks"
+        assert sharing >= len(cases) - 1, f"only {sharing} of {len(cases)} sequences shared their blocks"
         assert_same(expected, together, f"a shared prefix, cascade={cascade}")
 
 
