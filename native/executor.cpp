@@ -43,6 +43,8 @@ struct Executor::Step {
   AttentionPlan attention;
 };
 
+static std::int64_t blocks_of(const BufferSpec& spec) { return (spec.width + kBlock - 1) / kBlock; }
+
 std::unique_ptr<Executor> Executor::make(Plan plan, const ExecutorOptions& options, std::string& error) {
   const KVLayout& kv = options.kv;
   if (!plausible(options)) {
@@ -68,29 +70,35 @@ bool Executor::allocate() {
   for (std::size_t i = 0; i < plan_.buffers.size(); ++i) {
     const BufferSpec& spec = plan_.buffers[i];
     const std::int64_t rows = static_cast<int>(i) == plan_.logits ? kHeadRows : body_rows;
-    const std::int64_t row_bytes = spec.quantised
-                                       ? (spec.width + kGroup - 1) / kGroup * static_cast<std::int64_t>(sizeof(QBlock))
-                                       : spec.width * static_cast<std::int64_t>(sizeof(float));
+    const std::int64_t row_bytes =
+        spec.quantised ? q_row_bytes(blocks_of(spec)) : spec.width * static_cast<std::int64_t>(sizeof(float));
     buffers_.push_back(allocate_aligned(static_cast<std::size_t>(rows * row_bytes)));
     if (buffers_.back() == nullptr) return false;
   }
   for (const RopeFrequencies& rope : plan_.ropes) ropes_.emplace_back(rope.inverse);
   scratch_.resize(static_cast<std::size_t>(options_.threads));
-  for (ThreadScratch& scratch : scratch_) reserve(scratch);
+  for (ThreadScratch& scratch : scratch_) {
+    if (!reserve(scratch)) return false;
+  }
   pool_ = allocate_aligned(static_cast<std::size_t>(options_.num_blocks * options_.kv.block_bytes()));
   return pool_ != nullptr;
 }
 
 // All that a thread may need in any step: in a step it must not allocate, for there nobody could catch the refusal.
-void Executor::reserve(ThreadScratch& scratch) const {
+bool Executor::reserve(ThreadScratch& scratch) const {
+  std::int64_t panel = 0;
   scratch.sample.reserve(vocab());
   for (const Instruction& instruction : plan_.instructions) {
     if (const auto* norm = std::get_if<NormOp>(&instruction)) {
       scratch.row.resize(std::max(scratch.row.size(), norm->weight.size()));
     } else if (const auto* attention = std::get_if<AttentionOp>(&instruction)) {
       reserve_attention_scratch(scratch.attention, options_.kv, attention->heads);
+    } else if (const auto* linear = std::get_if<LinearOp>(&instruction)) {
+      for (const LinearPart& part : linear->parts) panel = std::max(panel, linear_scratch_bytes(*part.weight));
     }
   }
+  scratch.panel = allocate_aligned(static_cast<std::size_t>(panel));
+  return scratch.panel != nullptr;
 }
 
 // One layer of one block operation: zero the destination, then copy the first tokens of the source.
@@ -130,14 +138,16 @@ struct Runner {
   const std::vector<BufferSpec>& specs;
   AttentionScratch& attention_scratch;
   std::vector<float>& row_scratch;
+  std::byte* panel_scratch;
   float* partials;
   std::int64_t rows = 0;        // of this pass
   std::int64_t head_begin = 0;  // behind the Select: the first logit row of this pass
 
   float* floats(int buffer) const { return reinterpret_cast<float*>(buffers[buffer].get()); }
-  QBlock* qblocks(int buffer) const { return reinterpret_cast<QBlock*>(buffers[buffer].get()); }
   std::int64_t width(int buffer) const { return specs[buffer].width; }
-  std::int64_t blocks(int buffer) const { return (specs[buffer].width + kGroup - 1) / kGroup; }
+  std::byte* q_row(int buffer, std::int64_t row) const {
+    return buffers[buffer].get() + row * q_row_bytes(blocks_of(specs[buffer]));
+  }
 
   template <class Row>
   void each_row(Row row) {
@@ -158,7 +168,7 @@ struct Runner {
       const float* x = floats(op.src) + r * n * heads;
       if (op.qdst >= 0) {
         kernels.rms_norm(x, op.weight.data(), n, op.eps, row_scratch.data());
-        kernels.quantize(row_scratch.data(), n, qblocks(op.qdst) + r * blocks(op.qdst));
+        kernels.quantize(row_scratch.data(), n, q_row(op.qdst, r));
         return;
       }
       float* y = floats(op.dst) + r * n * heads;
@@ -168,7 +178,7 @@ struct Runner {
 
   void operator()(const QuantizeOp& op) {
     each_row([&](std::int64_t r) {
-      kernels.quantize(floats(op.src) + r * width(op.src), width(op.src), qblocks(op.qdst) + r * blocks(op.qdst));
+      kernels.quantize(floats(op.src) + r * width(op.src), width(op.src), q_row(op.qdst, r));
     });
   }
 
@@ -190,7 +200,7 @@ struct Runner {
     LinearJob job;
     job.w = part.weight;
     if (is_quantised(part.weight->format)) {
-      job.xq = qblocks(op.qsrc);
+      job.xq = q_row(op.qsrc, 0);
     } else {
       job.x = floats(op.src);
       job.x_stride = width(op.src);
@@ -201,6 +211,7 @@ struct Runner {
     job.residual = op.epilogue == Epilogue::Add ? floats(op.residual) : nullptr;
     job.y = floats(part.dst);
     job.y_stride = width(part.dst);
+    job.scratch = panel_scratch;
     kernels.linear(job, panel_begin, panel_end);
   }
 
@@ -318,6 +329,7 @@ void Executor::run_thread(Step& step, int thread) {
                 plan_.buffers,
                 scratch.attention,
                 scratch.row,
+                scratch.panel.get(),
                 partials_.data()};
   runner.rows = batch.rows;
   for (std::size_t i = 0; i < head_begin_; ++i) {

@@ -70,14 +70,14 @@ class Executor {
     AttentionScratch attention;
     SampleScratch sample;
     std::vector<float> row;
+    AlignedBytes panel;  // of the linear kernels
   };
   bool allocate();
-  void reserve(ThreadScratch& scratch) const;
+  bool reserve(ThreadScratch& scratch) const;
   void run_thread(Step& step, int thread);
   void zero_and_copy(const std::int32_t* op, std::int64_t layer);
 
   float* floats(int buffer) { return reinterpret_cast<float*>(buffers_[buffer].get()); }
-  QBlock* qblocks(int buffer) { return reinterpret_cast<QBlock*>(buffers_[buffer].get()); }
 
   Plan plan_;
   ExecutorOptions options_;

@@ -1,7 +1,7 @@
 // What an executor runs: instructions over numbered buffers, made once from a Program
 // (src/octavo/executor/lowering.py).
 //
-// Float buffers are [rows][width] f32; quantised ones are [rows][blocks] QBlock. Instructions up to the one Select run
+// Float buffers are [rows][width] f32; quantised ones are [rows] QRow. Instructions up to the one Select run
 // over the rows of the batch; those after it over the rows whose logits are wanted, a chunk at a time.
 #pragma once
 #include <cstdint>

@@ -43,7 +43,7 @@ WeightPart part_of(const PythonPart& from) {
 
 Weight pack_weight(const std::vector<PythonPart>& from, const std::string& format_name, bool interleave, int threads) {
   const std::optional<Format> format = parse_format(format_name);
-  if (!format) throw nb::value_error(("unknown format " + format_name + "; f32, f16, bf16, q8, q4, q4f exist").c_str());
+  if (!format) throw nb::value_error(("unknown format " + format_name + "; f32, f16, bf16, q8, q4 exist").c_str());
   if (threads < 1) throw nb::value_error("threads must be at least 1");
   std::vector<WeightPart> parts;
   for (const PythonPart& part : from) parts.push_back(part_of(part));

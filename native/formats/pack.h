@@ -1,12 +1,14 @@
 // From a file's tensors to a packed `Weight`.
 //
 //   to f32          from everything, dequantised (decode_group); f16, bf16: from the same encoding, bits copied
-//   to q4           q4_0, q4_1 exactly; f32, f16, bf16 requantised per group: scale = (max - min) / 15 and min, both
-//                   rounded to fp16, q = (x - min) / scale clamped to 0..15 and rounded to nearest even
-//   to q4f          q4_0, q4_1, q4_k exactly
-//   to q8           q5_0, q8_0 exactly; everything else requantised per group: scale = max |x| / 127 rounded to fp16,
-//                   q = x / scale clamped to -127..127 and rounded to nearest even
-// A weight that is not finite, or a scale or min that does not fit fp16, is an error.
+//   to q4           from q4_0, q4_1, q4_k, f32, f16, bf16: each group's levels (its least value, the step between
+//   levels
+//                   and their number) become multiples of a block's scale; that scale of 32, from max |x| / 127 to
+//                   nearly twice as much, which fits the steps best is taken, and each weight goes to its nearest level
+//   to q8           from everything: scale = max |x| / 127 rounded to fp16 (from quantised files the best of 16
+//   scales),
+//                   q = x / scale rounded to nearest even
+// A weight that is not finite, or a scale that does not fit fp16, is an error.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +22,7 @@
 
 namespace octavo {
 
-std::string_view format_name(Format f);  // "f32", "f16", "bf16", "q8", "q4", "q4f"
+std::string_view format_name(Format f);  // "f32", "f16", "bf16", "q8", "q4"
 std::optional<Format> parse_format(std::string_view name);
 
 struct WeightPart {  // [rows][cols] of one tensor, read only

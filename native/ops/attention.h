@@ -4,7 +4,7 @@
 // layers of a block are contiguous (one zeroing, one export) and all KV heads of a block's layer are contiguous.
 // With int8, K and V are each followed by f32 scale[16], one a token; a vector is quantised by itself when it is
 // written, and never again: amax = max |x| over its head_dim elements,
-//   a NaN or infinity among them: scale = NaN, q = 0;  amax < kTinyGroup (ops/linear.h): scale = 0, q = 0;  else
+//   a NaN or infinity among them: scale = NaN, q = 0;  amax < kTinyBlock (ops/linear.h): scale = 0, q = 0;  else
 //   scale = amax / 127,  q = x * (127 / amax) rounded to nearest even
 //
 // Canonical order for one query row at position p and one query head:

@@ -46,7 +46,7 @@ float quantise(const float* x, std::int64_t head_dim, Put put) {
   top = _mm_max_epi32(top, _mm_shuffle_epi32(top, 0xb1));
   const auto bits = static_cast<std::uint32_t>(_mm_cvtsi128_si32(top));
   const float amax = scalar::float_of(bits);
-  const bool finite = bits < 0x7f800000u, stored = finite && amax >= kTinyGroup;
+  const bool finite = bits < 0x7f800000u, stored = finite && amax >= kTinyBlock;
   if (!stored) {
     for (std::int64_t d = 0; d < head_dim; d += 8) put(d, 0);
     return finite ? 0.0f : scalar::nan_();

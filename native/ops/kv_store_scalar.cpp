@@ -15,7 +15,7 @@ float quantise(const float* x, std::int64_t head_dim, std::byte* q, std::int64_t
   }
   const bool finite = largest < 0x7f800000u;
   const float amax = float_of(largest);
-  const bool stored = finite && amax >= kTinyGroup;
+  const bool stored = finite && amax >= kTinyBlock;
   const float inverse = stored ? 127.0f / amax : 0.0f;
   for (std::int64_t d = 0; d < head_dim; ++d) {
     // Adding and taking away 1.5 * 2^23 rounds to the nearest integer, ties to even.

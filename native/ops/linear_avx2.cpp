@@ -50,62 +50,85 @@ struct Ahead {
 template <int R>
 using Pair = __m256[R][2];  // [row][outputs 0..7, outputs 8..15]
 
-// acc += one group of 32 inputs, q4 and q4f. The integer dot fits 16 bits: 32 / 2 * 15 * 127 = 30,480 at most.
-template <Format F, int R>
-[[gnu::always_inline]] inline void add_q4_group(const std::byte* block, const QBlock* x, std::int64_t x_stride,
+// Bytes, and cache lines, of a panel's block of 64 inputs, or of one input of a float format.
+template <Format F>
+constexpr std::int64_t kStep = is_quantised(F) ? block_bytes(F) : step_bytes(F);
+template <Format F>
+constexpr std::int64_t kLines = (kStep<F> + 63) / 64;
+
+struct Rows {  // quantised, `stride` bytes apart
+  const std::byte* at;
+  std::int64_t stride, blocks;
+
+  QRow<const std::byte> operator[](int r) const { return {at + r * stride, blocks}; }
+};
+
+// acc += block b of R rows, q4: dot = sum over groups of multiplier * (nibbles . x) + offset * sum(x). A group's
+// integer dot fits 16 bits: 32 / 2 * 15 * 127 = 30,480 at most. Eight outputs after the other, for want of registers.
+template <int R>
+[[gnu::always_inline]] inline void add_q4_block(const std::byte* quants, const std::byte* terms, Rows x, std::int64_t b,
                                                 Pair<R>& acc) {
   const __m256i nibble = _mm256_set1_epi8(15);
-  __m256i dots[R][2];
-#pragma GCC unroll 4
-  for (int v = 0; v < 4; ++v) {
-    const __m256i both0 = load_bytes(block + 64 * v), both1 = load_bytes(block + 64 * v + 32);
-    const __m256i low0 = _mm256_and_si256(both0, nibble), low1 = _mm256_and_si256(both1, nibble);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      const __m256i q = broadcast4(x[r * x_stride].q + 8 * v);
-      const __m256i dot0 = _mm256_maddubs_epi16(low0, q), dot1 = _mm256_maddubs_epi16(low1, q);
-      dots[r][0] = v == 0 ? dot0 : add16(dots[r][0], dot0);
-      dots[r][1] = v == 0 ? dot1 : add16(dots[r][1], dot1);
-    }
-    const __m256i high0 = _mm256_and_si256(_mm256_srli_epi16(both0, 4), nibble);
-    const __m256i high1 = _mm256_and_si256(_mm256_srli_epi16(both1, 4), nibble);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      const __m256i q = broadcast4(x[r * x_stride].q + 8 * v + 4);
-      dots[r][0] = add16(dots[r][0], _mm256_maddubs_epi16(high0, q));
-      dots[r][1] = add16(dots[r][1], _mm256_maddubs_epi16(high1, q));
-    }
-  }
-  const __m256i ones = _mm256_set1_epi16(1);
+  // Output o's multiplier in both halves of dword o; the same for the outputs 8..15.
+  const __m256i halves = _mm256_setr_epi8(0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1, 4, -1, 4, -1, 5, -1,
+                                          5, -1, 6, -1, 6, -1, 7, -1, 7, -1);
 #pragma GCC unroll 2
   for (int c = 0; c < 2; ++c) {
-    const __m256 scale = F == Format::Q4 ? load_halves(block + 256 + 16 * c) : load_floats(block + 256 + 32 * c);
-    const __m256 min = F == Format::Q4 ? load_halves(block + 288 + 16 * c) : load_floats(block + 320 + 32 * c);
+    const __m128i offset0 = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(terms + kOffsetsAt + 8 * c));
+    const __m128i offset1 = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(terms + kOffsetsAt + kPanel + 8 * c));
+    const __m256i offsets = _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(offset0, offset1));
+    __m256i sums[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      const QBlock& row = x[r * x_stride];
-      const __m256 dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(dots[r][c], ones));
-      acc[r][c] = _mm256_fmadd_ps(dot, _mm256_mul_ps(scale, _mm256_set1_ps(row.d)), acc[r][c]);
-      acc[r][c] = _mm256_fmadd_ps(min, _mm256_set1_ps(row.s), acc[r][c]);
+      std::int32_t of_groups;
+      std::memcpy(&of_groups, x[r].sums() + b, sizeof of_groups);
+      sums[r] = _mm256_madd_epi16(offsets, _mm256_set1_epi32(of_groups));
+    }
+#pragma GCC unroll 2
+    for (int g = 0; g < 2; ++g) {
+      __m256i dots[R];
+#pragma GCC unroll 4
+      for (int v = 4 * g; v < 4 * g + 4; ++v) {
+        const __m256i both = load_bytes(quants + 64 * v + 32 * c);
+        const __m256i low = _mm256_and_si256(both, nibble);
+        const __m256i high = _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const std::int8_t* q = x[r].q() + b * kBlock + 8 * v;
+          const __m256i dot = _mm256_maddubs_epi16(low, broadcast4(q));
+          dots[r] = v == 4 * g ? dot : add16(dots[r], dot);
+          dots[r] = add16(dots[r], _mm256_maddubs_epi16(high, broadcast4(q + 4)));
+        }
+      }
+      const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(terms + kPanel * g + 8 * c));
+      const __m256i multiplier = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(eight), halves);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) sums[r] = add32(sums[r], _mm256_madd_epi16(dots[r], multiplier));
+    }
+    const __m256 scale = load_halves(terms + kQ4ScalesAt + 16 * c);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const __m256 d = _mm256_mul_ps(scale, _mm256_set1_ps(x[r].scales()[b]));
+      acc[r][c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r]), d, acc[r][c]);
     }
   }
 }
 
 // The same for q8. |w| <= 128 as an unsigned byte times x with w's sign: a pair is 2 * 128 * 127 = 32,512 at most.
 template <int R>
-[[gnu::always_inline]] inline void add_q8_group(const std::byte* block, const QBlock* x, std::int64_t x_stride,
+[[gnu::always_inline]] inline void add_q8_block(const std::byte* quants, const std::byte* terms, Rows x, std::int64_t b,
                                                 Pair<R>& acc) {
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i dots[R][2];
-#pragma GCC unroll 8
-  for (int s = 0; s < 8; ++s) {
+#pragma GCC unroll 16
+  for (int s = 0; s < 16; ++s) {
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) {
-      const __m256i w = load_bytes(block + 64 * s + 32 * c);
+      const __m256i w = load_bytes(quants + 64 * s + 32 * c);
       const __m256i magnitude = _mm256_abs_epi8(w);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        const __m256i q = _mm256_sign_epi8(broadcast4(x[r * x_stride].q + 4 * s), w);
+        const __m256i q = _mm256_sign_epi8(broadcast4(x[r].q() + b * kBlock + 4 * s), w);
         const __m256i dot = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, q), ones);
         dots[r][c] = s == 0 ? dot : add32(dots[r][c], dot);
       }
@@ -113,10 +136,10 @@ template <int R>
   }
 #pragma GCC unroll 2
   for (int c = 0; c < 2; ++c) {
-    const __m256 scale = load_halves(block + 512 + 16 * c);
+    const __m256 scale = load_halves(terms + 16 * c);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      const __m256 d = _mm256_mul_ps(scale, _mm256_set1_ps(x[r * x_stride].d));
+      const __m256 d = _mm256_mul_ps(scale, _mm256_set1_ps(x[r].scales()[b]));
       acc[r][c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[r][c]), d, acc[r][c]);
     }
   }
@@ -137,7 +160,7 @@ static inline __m256 load_weights(const std::byte* p) {  // eight outputs of a f
 template <Format F, int R>
 [[gnu::always_inline]] inline void add_input(const std::byte* step, const float* x, std::int64_t x_stride,
                                              Pair<R>& acc) {
-  const __m256 w0 = load_weights<F>(step), w1 = load_weights<F>(step + panel_step_bytes(F) / 2);
+  const __m256 w0 = load_weights<F>(step), w1 = load_weights<F>(step + step_bytes(F) / 2);
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
     const __m256 value = _mm256_set1_ps(x[r * x_stride]);
@@ -180,8 +203,7 @@ static inline void store_outputs(const LinearJob& job, std::int64_t row, std::in
 template <Format F, int R, int P>
 void tile(const LinearJob& job, std::int64_t row, std::int64_t panel, std::int64_t apart, Ahead ahead) {
   const Weight& w = *job.w;
-  constexpr std::int64_t kStep = panel_step_bytes(F);
-  const std::byte* at = w.panel(panel);
+  const std::byte* first = w.panel(panel);
   const std::int64_t apart_bytes = apart * w.panel_bytes();
   __m256 acc[P][R][2];
 #pragma GCC unroll 4
@@ -190,16 +212,19 @@ void tile(const LinearJob& job, std::int64_t row, std::int64_t panel, std::int64
     for (int r = 0; r < R; ++r) acc[p][r][0] = acc[p][r][1] = _mm256_setzero_ps();
   }
   const std::int64_t steps = is_quantised(F) ? w.blocks() : w.k;
-  for (std::int64_t i = 0; i < steps; ++i, at += kStep) {
+  for (std::int64_t i = 0; i < steps; ++i) {
     if constexpr (P == 1) ahead.fetch();
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
-      const std::byte* step = at + p * apart_bytes;
-      if constexpr (P > 1) Ahead{reinterpret_cast<std::uintptr_t>(step) + kAheadBytes, ahead.lines}.fetch();
-      if constexpr (F == Format::Q8) {
-        add_q8_group<R>(step, job.xq + row * steps + i, steps, acc[p]);
-      } else if constexpr (is_quantised(F)) {
-        add_q4_group<F, R>(step, job.xq + row * steps + i, steps, acc[p]);
+      const std::byte* step = first + p * apart_bytes + i * kStep<F>;
+      if constexpr (P > 1) Ahead{reinterpret_cast<std::uintptr_t>(step) + kAheadBytes, kLines<F>}.fetch();
+      if constexpr (is_quantised(F)) {
+        const Rows x{job.row(row).at, q_row_bytes(steps), steps};
+        if constexpr (F == Format::Q8) {
+          add_q8_block<R>(step, step + quants_bytes(F), x, i, acc[p]);
+        } else {
+          add_q4_block<R>(step, step + quants_bytes(F), x, i, acc[p]);
+        }
       } else {
         add_input<F, R>(step, job.x + row * job.x_stride + i, job.x_stride, acc[p]);
       }
@@ -215,9 +240,8 @@ void tile(const LinearJob& job, std::int64_t row, std::int64_t panel, std::int64
 template <Format F>
 void one_row(const LinearJob& job, std::int64_t panel_begin, std::int64_t panel_end) {
   constexpr int kStreams = F == Format::Q8 ? 4 : 2;
-  constexpr std::int64_t kLines = (panel_step_bytes(F) + 63) / 64;
   const std::int64_t apart = (panel_end - panel_begin) / kStreams;
-  for (std::int64_t p = 0; p < apart; ++p) tile<F, 1, kStreams>(job, 0, panel_begin + p, apart, {0, kLines});
+  for (std::int64_t p = 0; p < apart; ++p) tile<F, 1, kStreams>(job, 0, panel_begin + p, apart, {0, 0});
   for (std::int64_t p = panel_begin + kStreams * apart; p < panel_end; ++p) tile<F, 1, 1>(job, 0, p, 0, {0, 0});
 }
 
@@ -225,9 +249,8 @@ void one_row(const LinearJob& job, std::int64_t panel_begin, std::int64_t panel_
 template <Format F>
 Ahead ahead_of(const Weight& w, std::int64_t panel, std::int64_t t, std::int64_t tiles) {
   const auto here = reinterpret_cast<std::uintptr_t>(w.panel(panel));
-  constexpr std::int64_t kLines = (panel_step_bytes(F) + 63) / 64;
-  if (tiles == 1) return {here + kAheadBytes, kLines};
-  const std::int64_t lines = (kLines + tiles - 1) / tiles;
+  if (tiles == 1) return {here + kAheadBytes, kLines<F>};
+  const std::int64_t lines = (kLines<F> + tiles - 1) / tiles;
   const std::int64_t start = t * lines * 64 * (is_quantised(F) ? w.blocks() : w.k);
   if (start >= w.panel_bytes()) return {0, 0};
   return {here + static_cast<std::uintptr_t>(w.panel_bytes() + start), lines};
@@ -278,76 +301,76 @@ static inline std::uint32_t max_lanes(__m256i v) {
   return static_cast<std::uint32_t>(_mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1))));
 }
 
-static inline void quantize_group(const float* x, QBlock& out) {
-  __m256 v[4];
+static inline void quantize_block(const float* x, std::int64_t b, QRow<std::byte> out) {
+  __m256 v[8];
   __m256i largest = _mm256_setzero_si256();  // bits of |x| order like |x|, with infinity and NaN above all
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 8; ++i) {
     v[i] = _mm256_loadu_ps(x + 8 * i);
     const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(v[i]), _mm256_set1_epi32(0x7fffffff));
     largest = _mm256_max_epi32(largest, magnitude);
   }
   const std::uint32_t bits = max_lanes(largest);
   const float amax = bits_float(bits);
-  if (bits >= 0x7f800000u || amax < kTinyGroup) {
-    out = {};
-    if (bits >= 0x7f800000u) out.d = out.s = bits_float(0x7fc00000u);
+  std::int8_t* to = out.q() + b * kBlock;
+  if (bits >= 0x7f800000u || amax < kTinyBlock) {
+    std::memset(to, 0, kBlock);
+    out.scales()[b] = bits >= 0x7f800000u ? bits_float(0x7fc00000u) : 0.0f;
+    out.sums()[b] = {};
+    out.corrections()[b] = 0;
     return;
   }
   const __m256 inverse = _mm256_set1_ps(127.0f / amax);
-  __m256i q[4];
-  for (int i = 0; i < 4; ++i) {
-    q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));  // nearest even: the float environment of a step
+  std::int32_t sums[2];
+  for (int g = 0; g < 2; ++g) {
+    __m256i q[4];
+    for (int i = 0; i < 4; ++i) {
+      q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[4 * g + i], inverse));  // nearest even: a step's float environment
+    }
+    sums[g] = sum_lanes(_mm256_add_epi32(_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3])));
+    // The packs work within 128-bit lanes; the permutation puts the groups of four back in order.
+    const __m256i mixed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + kGroup * g), _mm256_permutevar8x32_epi32(mixed, order));
   }
-  const std::int32_t sum = sum_lanes(_mm256_add_epi32(_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3])));
-  out.d = amax / 127.0f;
-  out.s = out.d * static_cast<float>(sum);
-  out.offset = -128 * sum;
-  // The packs work within 128-bit lanes; the permutation puts the groups of four back in order.
-  const __m256i mixed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.q), _mm256_permutevar8x32_epi32(mixed, order));
+  out.scales()[b] = amax / 127.0f;
+  out.sums()[b] = {{static_cast<std::int16_t>(sums[0]), static_cast<std::int16_t>(sums[1])}};
+  out.corrections()[b] = -128 * (sums[0] + sums[1]);
 }
 
-// Eight consecutive inputs of output o of a panel's block.
-static inline __m256 unpack_eight(Format format, const std::byte* block, int o, int v) {
-  std::uint64_t bytes;
-  float scale, min = 0.0f;
+// Eight consecutive inputs, 8v .. 8v + 7, of output o of a panel's block.
+static inline __m256 unpack_eight(Format format, const std::byte* quants, const std::byte* terms, int o, int v) {
+  __m256i q;
   if (format == Format::Q8) {
     std::uint32_t first, second;
-    std::memcpy(&first, block + (2 * v * kPanel + o) * 4, 4);
-    std::memcpy(&second, block + ((2 * v + 1) * kPanel + o) * 4, 4);
-    bytes = static_cast<std::uint64_t>(second) << 32 | first;
-    std::uint16_t half;
-    std::memcpy(&half, block + 512 + 2 * o, 2);
-    scale = half_to_float(half);
-    const __m128i q = _mm_cvtsi64_si128(static_cast<long long>(bytes));
-    return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q)), _mm256_set1_ps(scale));
-  }
-  std::uint32_t both;
-  std::memcpy(&both, block + (v * kPanel + o) * 4, 4);
-  bytes = static_cast<std::uint64_t>(both >> 4 & 0x0f0f0f0fu) << 32 | (both & 0x0f0f0f0fu);
-  if (format == Format::Q4) {
-    std::uint16_t halves[2];
-    std::memcpy(&halves[0], block + 256 + 2 * o, 2);
-    std::memcpy(&halves[1], block + 288 + 2 * o, 2);
-    scale = half_to_float(halves[0]);
-    min = half_to_float(halves[1]);
+    std::memcpy(&first, quants + (2 * v * kPanel + o) * 4, 4);
+    std::memcpy(&second, quants + ((2 * v + 1) * kPanel + o) * 4, 4);
+    q = _mm256_cvtepi8_epi32(
+        _mm_cvtsi64_si128(static_cast<long long>(static_cast<std::uint64_t>(second) << 32 | first)));
   } else {
-    std::memcpy(&scale, block + 256 + 4 * o, 4);
-    std::memcpy(&min, block + 320 + 4 * o, 4);
+    std::uint32_t both;
+    std::memcpy(&both, quants + (v * kPanel + o) * 4, 4);
+    const std::uint64_t bytes = static_cast<std::uint64_t>(both >> 4 & 0x0f0f0f0fu) << 32 | (both & 0x0f0f0f0fu);
+    const int multiplier = static_cast<std::uint8_t>(terms[kPanel * (v / 4) + o]);
+    const int offset = static_cast<std::int8_t>(terms[kOffsetsAt + kPanel * (v / 4) + o]);
+    q = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(bytes)));
+    q = _mm256_add_epi32(_mm256_mullo_epi32(q, _mm256_set1_epi32(multiplier)), _mm256_set1_epi32(offset));
+    terms += kQ4ScalesAt;
   }
-  const __m128i q = _mm_cvtsi64_si128(static_cast<long long>(bytes));
-  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(q)), _mm256_set1_ps(scale), _mm256_set1_ps(min));
+  std::uint16_t scale;
+  std::memcpy(&scale, terms + 2 * o, 2);
+  return _mm256_mul_ps(_mm256_cvtepi32_ps(q), _mm256_set1_ps(half_to_float(scale)));
 }
 
 }  // namespace
 
-void quantize(const float* x, std::int64_t k, QBlock* out) {
-  for (; k >= kGroup; k -= kGroup, x += kGroup, ++out) quantize_group(x, *out);
+void quantize(const float* x, std::int64_t k, std::byte* out) {
+  const QRow<std::byte> row{out, (k + kBlock - 1) / kBlock};
+  std::int64_t b = 0;
+  for (; k >= kBlock; k -= kBlock, x += kBlock, ++b) quantize_block(x, b, row);
   if (k == 0) return;
-  float group[kGroup] = {};
-  std::memcpy(group, x, sizeof(float) * static_cast<std::size_t>(k));
-  quantize_group(group, *out);
+  float block[kBlock] = {};
+  std::memcpy(block, x, sizeof(float) * static_cast<std::size_t>(k));
+  quantize_block(block, b, row);
 }
 
 void linear(const LinearJob& job, std::int64_t panel_begin, std::int64_t panel_end) {
@@ -362,25 +385,25 @@ void linear(const LinearJob& job, std::int64_t panel_begin, std::int64_t panel_e
       return linear_in<Format::Q8>(job, panel_begin, panel_end);
     case Format::Q4:
       return linear_in<Format::Q4>(job, panel_begin, panel_end);
-    case Format::Q4F:
-      return linear_in<Format::Q4F>(job, panel_begin, panel_end);
   }
 }
 
 void unpack_row(const Weight& w, std::int64_t row, float* out) {
   if (!is_quantised(w.format)) return scalar::unpack_row(w, row, out);  // 16 values apart: nothing for lanes to do
-  const std::byte* block = w.panel(row / kPanel);
+  const std::byte* panel = w.panel(row / kPanel);
   const int o = static_cast<int>(row % kPanel);
-  for (std::int64_t first = 0; first < w.k; first += kGroup, block += panel_step_bytes(w.format)) {
-    for (int v = 0; v < 4 && first + 8 * v < w.k; ++v) {
-      const __m256 values = unpack_eight(w.format, block, o, v);
-      const std::int64_t left = w.k - first - 8 * v;
+  for (std::int64_t b = 0; b < w.blocks(); ++b) {
+    const std::byte* quants = panel + b * block_bytes(w.format);
+    const std::byte* terms = quants + quants_bytes(w.format);
+    for (int v = 0; v < 8 && b * kBlock + 8 * v < w.k; ++v) {
+      const __m256 values = unpack_eight(w.format, quants, terms, o, v);
+      const std::int64_t first = b * kBlock + 8 * v, left = w.k - first;
       if (left >= 8) {
-        _mm256_storeu_ps(out + first + 8 * v, values);
+        _mm256_storeu_ps(out + first, values);
       } else {
         float eight[8];
         _mm256_storeu_ps(eight, values);
-        std::memcpy(out + first + 8 * v, eight, sizeof(float) * static_cast<std::size_t>(left));
+        std::memcpy(out + first, eight, sizeof(float) * static_cast<std::size_t>(left));
       }
     }
   }

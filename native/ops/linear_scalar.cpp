@@ -18,72 +18,67 @@ T load(const std::byte* p) {
   return value;
 }
 
-// A panel's block of 32 inputs, unpacked.
+// A panel's block of 64 inputs, unpacked.
 struct Block {
-  std::int16_t q[kPanel][kGroup];
+  std::int16_t q[kPanel][kBlock];  // q4: multiplier * q + offset
   float scale[kPanel];
-  float min[kPanel];  // q4 and q4f
 };
 
-void unpack_nibbles(const std::byte* block, std::int16_t (&q)[kPanel][kGroup]) {
-  std::uint8_t nibbles[kPanel][kGroup];
-  for (int v = 0; v < 4; ++v) {
+void unpack_q8(const std::byte* quants, std::int16_t (&q)[kPanel][kBlock]) {
+  std::int8_t bytes[kPanel][kBlock];
+  for (int s = 0; s < 16; ++s) {
+    for (int o = 0; o < kPanel; ++o) std::memcpy(&bytes[o][4 * s], quants + (s * kPanel + o) * 4, 4);
+  }
+  for (int o = 0; o < kPanel; ++o) {
+    for (int i = 0; i < kBlock; ++i) q[o][i] = bytes[o][i];
+  }
+}
+
+void unpack_q4(const std::byte* quants, const std::byte* terms, std::int16_t (&q)[kPanel][kBlock]) {
+  std::uint8_t nibbles[kPanel][kBlock];
+  for (int v = 0; v < 8; ++v) {
     for (int o = 0; o < kPanel; ++o) {
-      const auto both = load<std::uint32_t>(block + (v * kPanel + o) * 4);
+      const auto both = load<std::uint32_t>(quants + (v * kPanel + o) * 4);
       const std::uint32_t low = both & 0x0f0f0f0fu, high = both >> 4 & 0x0f0f0f0fu;
       std::memcpy(&nibbles[o][8 * v], &low, 4);
       std::memcpy(&nibbles[o][8 * v + 4], &high, 4);
     }
   }
-  for (int o = 0; o < kPanel; ++o) {
-    for (int i = 0; i < kGroup; ++i) q[o][i] = nibbles[o][i];
+  for (int g = 0; g < 2; ++g) {
+    for (int o = 0; o < kPanel; ++o) {
+      const int multiplier = load<std::uint8_t>(terms + kPanel * g + o);
+      const int offset = load<std::int8_t>(terms + kOffsetsAt + kPanel * g + o);
+      for (std::int64_t i = kGroup * g; i < kGroup * (g + 1); ++i) {
+        q[o][i] = static_cast<std::int16_t>(multiplier * nibbles[o][i] + offset);
+      }
+    }
   }
 }
 
-void unpack_bytes(const std::byte* block, std::int16_t (&q)[kPanel][kGroup]) {
-  std::int8_t bytes[kPanel][kGroup];
-  for (int s = 0; s < 8; ++s) {
-    for (int o = 0; o < kPanel; ++o) std::memcpy(&bytes[o][4 * s], block + (s * kPanel + o) * 4, 4);
+// Block `block` of a quantised panel.
+void unpack_block(const Weight& w, const std::byte* panel, std::int64_t block, Block& out) {
+  const std::byte* quants = panel + block * block_bytes(w.format);
+  const std::byte* terms = quants + quants_bytes(w.format);
+  if (w.format == Format::Q8) {
+    unpack_q8(quants, out.q);
+  } else {
+    unpack_q4(quants, terms, out.q);
+    terms += kQ4ScalesAt;
   }
-  for (int o = 0; o < kPanel; ++o) {
-    for (int i = 0; i < kGroup; ++i) q[o][i] = bytes[o][i];
-  }
+  for (int o = 0; o < kPanel; ++o) out.scale[o] = half_to_float(load<std::uint16_t>(terms + 2 * o));
 }
 
-void unpack_halves(const std::byte* halves, float (&out)[kPanel]) {
-  for (int o = 0; o < kPanel; ++o) out[o] = half_to_float(load<std::uint16_t>(halves + 2 * o));
-}
-
-void unpack_block(Format format, const std::byte* block, Block& out) {
-  switch (format) {
-    case Format::Q8:
-      unpack_bytes(block, out.q);
-      unpack_halves(block + 512, out.scale);
-      break;
-    case Format::Q4:
-      unpack_nibbles(block, out.q);
-      unpack_halves(block + 256, out.scale);
-      unpack_halves(block + 288, out.min);
-      break;
-    default:  // Q4F
-      unpack_nibbles(block, out.q);
-      std::memcpy(out.scale, block + 256, sizeof out.scale);
-      std::memcpy(out.min, block + 320, sizeof out.min);
-  }
-}
-
-std::int32_t dot(const std::int16_t (&w)[kGroup], const std::int16_t (&x)[kGroup]) {
+std::int32_t dot(const std::int16_t (&w)[kBlock], const std::int16_t (&x)[kBlock]) {
   std::int32_t sum = 0;
-  for (int i = 0; i < kGroup; ++i) sum += std::int32_t{w[i]} * x[i];
+  for (int i = 0; i < kBlock; ++i) sum += std::int32_t{w[i]} * x[i];
   return sum;
 }
 
-void add_group(Format format, const Block& w, const QBlock& x, float (&acc)[kPanel]) {
-  std::int16_t q[kGroup];
-  for (int i = 0; i < kGroup; ++i) q[i] = x.q[i];
+void add_block(const Block& w, const std::int8_t* x, float x_scale, float (&acc)[kPanel]) {
+  std::int16_t q[kBlock];
+  for (int i = 0; i < kBlock; ++i) q[i] = x[i];
   for (int o = 0; o < kPanel; ++o) {
-    acc[o] = fma_(static_cast<float>(dot(w.q[o], q)), w.scale[o] * x.d, acc[o]);
-    if (format != Format::Q8) acc[o] = fma_(w.min[o], x.s, acc[o]);
+    acc[o] = fma_(static_cast<float>(dot(w.q[o], q)), w.scale[o] * x_scale, acc[o]);
   }
 }
 
@@ -117,21 +112,21 @@ void finish(const LinearJob& job, std::int64_t row, std::int64_t panel, float (&
 
 void linear_panel(const LinearJob& job, std::int64_t panel, std::int64_t row_begin, std::int64_t rows) {
   const Weight& w = *job.w;
-  const std::byte* step = w.panel(panel);
-  const std::int64_t step_bytes = panel_step_bytes(w.format);
+  const std::byte* at = w.panel(panel);
   float acc[kTileRows][kPanel] = {};
   if (is_quantised(w.format)) {
     Block block;
-    for (std::int64_t g = 0; g < w.blocks(); ++g, step += step_bytes) {
-      unpack_block(w.format, step, block);
+    for (std::int64_t b = 0; b < w.blocks(); ++b) {
+      unpack_block(w, at, b, block);
       for (std::int64_t r = 0; r < rows; ++r) {
-        add_group(w.format, block, job.xq[(row_begin + r) * w.blocks() + g], acc[r]);
+        const auto x = job.row(row_begin + r);
+        add_block(block, x.q() + b * kBlock, x.scales()[b], acc[r]);
       }
     }
   } else {
-    for (std::int64_t k = 0; k < w.k; ++k, step += step_bytes) {
+    for (std::int64_t k = 0; k < w.k; ++k, at += step_bytes(w.format)) {
       for (int o = 0; o < kPanel; ++o) {
-        const float weight = load_weight(w.format, step, o);
+        const float weight = load_weight(w.format, at, o);
         for (std::int64_t r = 0; r < rows; ++r) {
           acc[r][o] = fma_(weight, job.x[(row_begin + r) * job.x_stride + k], acc[r][o]);
         }
@@ -141,39 +136,36 @@ void linear_panel(const LinearJob& job, std::int64_t panel, std::int64_t row_beg
   for (std::int64_t r = 0; r < rows; ++r) finish(job, row_begin + r, panel, acc[r]);
 }
 
-void quantize_group(const float (&x)[kGroup], QBlock& out) {
+void quantize_block(const float (&x)[kBlock], std::int64_t b, QRow<std::byte> out) {
   std::uint32_t largest = 0;  // bits of |x| order like |x|, with infinity and NaN above all
-  for (int i = 0; i < kGroup; ++i) {
+  for (int i = 0; i < kBlock; ++i) {
     const std::uint32_t magnitude = float_bits(x[i]) & 0x7fffffffu;
     largest = magnitude > largest ? magnitude : largest;
   }
-  out = {};
-  if (largest >= 0x7f800000u) {
-    out.d = out.s = nan_();
-    return;
-  }
   const float amax = bits_float(largest);
-  if (amax < kTinyGroup) return;
-  const float inverse = 127.0f / amax;
-  std::int32_t sum = 0;
-  for (int i = 0; i < kGroup; ++i) {
+  const bool finite = largest < 0x7f800000u, tiny = finite && amax < kTinyBlock;
+  out.scales()[b] = !finite ? nan_() : tiny ? 0.0f : amax / 127.0f;
+  const float inverse = finite && !tiny ? 127.0f / amax : 0.0f;
+  std::int32_t sums[2] = {};
+  for (int i = 0; i < kBlock; ++i) {
     // Adding and taking away 1.5 * 2^23 rounds to the nearest integer, ties to even.
-    const float q = (x[i] * inverse + 0x1.8p+23f) - 0x1.8p+23f;
-    out.q[i] = static_cast<std::int8_t>(q);
-    sum += static_cast<std::int32_t>(q);
+    const float q = finite ? (x[i] * inverse + 0x1.8p+23f) - 0x1.8p+23f : 0.0f;
+    out.q()[b * kBlock + i] = static_cast<std::int8_t>(q);
+    sums[i / kGroup] += static_cast<std::int32_t>(q);
   }
-  out.d = amax / 127.0f;
-  out.s = out.d * static_cast<float>(sum);
-  out.offset = -128 * sum;
+  for (int g = 0; g < 2; ++g) out.sums()[b].of_group[g] = static_cast<std::int16_t>(sums[g]);
+  out.corrections()[b] = -128 * (sums[0] + sums[1]);
 }
 
 }  // namespace
 
-void quantize(const float* x, std::int64_t k, QBlock* out) {
-  for (std::int64_t first = 0; first < k; first += kGroup, ++out) {
-    float group[kGroup] = {};
-    std::memcpy(group, x + first, sizeof(float) * static_cast<std::size_t>(k - first < kGroup ? k - first : kGroup));
-    quantize_group(group, *out);
+void quantize(const float* x, std::int64_t k, std::byte* out) {
+  const QRow<std::byte> row{out, (k + kBlock - 1) / kBlock};
+  for (std::int64_t b = 0; b < row.blocks; ++b) {
+    float block[kBlock] = {};
+    const std::int64_t first = b * kBlock, count = k - first < kBlock ? k - first : kBlock;
+    std::memcpy(block, x + first, sizeof(float) * static_cast<std::size_t>(count));
+    quantize_block(block, b, row);
   }
 }
 
@@ -186,19 +178,17 @@ void linear(const LinearJob& job, std::int64_t panel_begin, std::int64_t panel_e
 }
 
 void unpack_row(const Weight& w, std::int64_t row, float* out) {
-  const std::byte* step = w.panel(row / kPanel);
-  const std::int64_t step_bytes = panel_step_bytes(w.format);
+  const std::byte* panel = w.panel(row / kPanel);
   const int o = static_cast<int>(row % kPanel);
   if (!is_quantised(w.format)) {
-    for (std::int64_t k = 0; k < w.k; ++k) out[k] = load_weight(w.format, step + k * step_bytes, o);
+    for (std::int64_t k = 0; k < w.k; ++k) out[k] = load_weight(w.format, panel + k * step_bytes(w.format), o);
     return;
   }
   Block block;
-  for (std::int64_t first = 0; first < w.k; first += kGroup, step += step_bytes) {
-    unpack_block(w.format, step, block);
-    for (std::int64_t i = 0; i < kGroup && first + i < w.k; ++i) {
-      const auto q = static_cast<float>(block.q[o][i]);
-      out[first + i] = w.format == Format::Q8 ? q * block.scale[o] : fma_(q, block.scale[o], block.min[o]);
+  for (std::int64_t first = 0; first < w.k; first += kBlock) {
+    unpack_block(w, panel, first / kBlock, block);
+    for (std::int64_t i = 0; i < kBlock && first + i < w.k; ++i) {
+      out[first + i] = static_cast<float>(block.q[o][i]) * block.scale[o];
     }
   }
 }

@@ -3,7 +3,7 @@
 #include "simd/kernels.h"
 
 #define OCTAVO_DECLARE_KERNELS                                                                               \
-  void quantize(const float* x, std::int64_t k, QBlock* out);                                                \
+  void quantize(const float* x, std::int64_t k, std::byte* out);                                             \
   void linear(const LinearJob& job, std::int64_t panel_begin, std::int64_t panel_end);                       \
   void unpack_row(const Weight& w, std::int64_t row, float* out);                                            \
   void rms_norm(const float* x, const float* weight, std::int64_t n, float eps, float* y);                   \

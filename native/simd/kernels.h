@@ -15,8 +15,7 @@ struct Kernels {
   const char* name;
 
   // ops/linear.h
-  void (*quantize)(const float* x, std::int64_t k,
-                   QBlock* out);  // one row; k any size, the last group padded with zeros
+  void (*quantize)(const float* x, std::int64_t k, std::byte* out);  // one row, to a QRow of ceil(k / 64) blocks
   void (*linear)(const LinearJob& job, std::int64_t panel_begin, std::int64_t panel_end);
   void (*unpack_row)(const Weight& w, std::int64_t row, float* out);  // w[row][0..k), the embedding look-up
 

@@ -46,6 +46,10 @@ static inline __m512 tanh_(__m512 x) {
   return _mm512_mask_mov_ps(_mm512_or_ps(y, sign), _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), set_(scalar::nan_()));
 }
 
+static inline __m512 silu_(__m512 x) {
+  return _mm512_div_ps(x, _mm512_add_ps(set_(1.0f), exp_(_mm512_xor_ps(x, set_(-0.0f)))));
+}
+
 // The tree i + i+8, i + i+4, i + i+2, i + i+1.
 static inline float tree_sum(__m512 x) {
   const __m256 s8 = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));

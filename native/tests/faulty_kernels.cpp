@@ -30,8 +30,8 @@ void linear_in_another_order(const LinearJob& job, std::int64_t panel_begin, std
     base().unpack_row(w, o, row.data());
     float acc = 0.0f;
     for (std::int64_t k = 0; k < w.k; ++k) {
-      const QBlock& block = job.xq[k / kGroup];
-      acc = std::fma(row[static_cast<std::size_t>(k)], block.d * static_cast<float>(block.q[k % kGroup]), acc);
+      const auto x = job.row(0);
+      acc = std::fma(row[static_cast<std::size_t>(k)], x.scales()[k / kBlock] * static_cast<float>(x.q()[k]), acc);
     }
     if (job.bias != nullptr) acc += job.bias[o];
     job.y[o] = job.epilogue == Epilogue::Add ? job.residual[o] + acc : acc;

@@ -139,6 +139,12 @@ Source random_source(const std::string& encoding, std::int64_t rows, std::int64_
   return s;
 }
 
+Source floats(const std::vector<float>& x) {
+  Source s{"f32", 1, static_cast<std::int64_t>(x.size()), Bytes(4 * x.size())};
+  std::memcpy(s.bytes.data(), x.data(), s.bytes.size());
+  return s;
+}
+
 Weight pack_one(const Source& s, Format format) {
   Packed packed = pack({s.part()}, format, false, 1);
   if (!packed.error.empty()) std::fprintf(stderr, "%s: %s\n", s.encoding.c_str(), packed.error.c_str());
@@ -175,26 +181,64 @@ void exact_formats_hold_every_value_of_the_file() {
     check_exact("bf16", Format::BF16, cols, rng);
   }
   for (const char* e : kBlockEncodings) check_exact(e, Format::F32, 512, rng);
-  for (const char* e : {"q5_0", "q8_0"}) check_exact(e, Format::Q8, 96, rng);
-  for (const char* e : {"q4_0", "q4_1"}) check_exact(e, Format::Q4, 96, rng), check_exact(e, Format::Q4F, 96, rng);
-  check_exact("q4_k", Format::Q4F, 512, rng);
 }
 
-// |x - packed| of a group against what its step and the rounding of its fp16 parameters allow.
+// Whole multiples of one scale need no rounding.
+void blocks_on_one_grid_are_kept_exactly() {
+  Rng rng{11};
+  std::vector<float> x(96);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i] = 0.25f * static_cast<float>(i % 64 == 0 ? 127 : static_cast<int>(rng.next() % 255) - 127);
+  }
+  CHECK(unpack(pack_one(floats(x), Format::Q8), 0) == x);
+}
+
+// The file's levels are not kept exactly, but nearly: the error is a fraction of the distance between two of them.
+void files_of_four_bits_keep_their_levels_nearly() {
+  Rng rng{12};
+  for (const char* e : {"q4_0", "q4_1", "q4_k"}) {
+    const Source s = random_source(e, 64, 512, rng);
+    const Weight w = pack_one(s, Format::Q4);
+    double squares = 0, steps = 0;
+    for (std::int64_t r = 0; r < s.rows; ++r) {
+      const std::vector<float> got = unpack(w, r);
+      const std::vector<double> x = s.row(r);
+      for (std::int64_t first = 0; first < s.cols; first += kGroup) {
+        const auto begin = x.begin() + first;
+        const double step = (*std::max_element(begin, begin + kGroup) - *std::min_element(begin, begin + kGroup)) / 15;
+        steps += kGroup * step * step;
+        for (std::int64_t i = first; i < first + kGroup; ++i) {
+          const double off = got[static_cast<std::size_t>(i)] - x[static_cast<std::size_t>(i)];
+          squares += off * off;
+        }
+      }
+    }
+    const double error = std::sqrt(squares / steps);
+    if (error > 0.2) std::fprintf(stderr, "%s: %f of a step\n", e, error);
+    CHECK(error <= 0.2);  // rounding to levels at random costs 0.29
+  }
+}
+
+// |x - packed| of a block against what its scale, its steps and their rounding allow.
 void check_requantised(const Source& s, Format format) {
   const Weight w = pack_one(s, format);
   for (std::int64_t r = 0; r < s.rows; ++r) {
     const std::vector<float> got = unpack(w, r);
     const std::vector<double> x = s.row(r);
-    for (std::int64_t first = 0; first < s.cols; first += kGroup) {
-      const auto begin = x.begin() + first, end = x.begin() + std::min(first + kGroup, s.cols);
-      const double low = *std::min_element(begin, end), high = *std::max_element(begin, end);
-      const double amax = std::max(std::fabs(low), std::fabs(high));
-      const double step = format == Format::Q8 ? amax / 127 : (high - low) / 15;
-      const double rounding = (format == Format::Q8 ? amax : high - low + std::fabs(low)) / 2048;
-      for (auto i = begin; i < end; ++i) {
-        CHECK(std::fabs(got[static_cast<std::size_t>(i - x.begin())] - *i) <= step / 2 * 1.001 + rounding + 1e-7);
+    const auto range = [&](std::int64_t first, std::int64_t count) {
+      const auto found = std::minmax_element(x.begin() + first,
+                                             x.begin() + std::min(first + count, static_cast<std::int64_t>(x.size())));
+      return std::pair<double, double>(*found.first, *found.second);
+    };
+    for (std::int64_t i = 0; i < s.cols; ++i) {
+      const auto [low, high] = range(i / kBlock * kBlock, kBlock);
+      const double amax = std::max(std::fabs(low), std::fabs(high)), scale = amax / 127;
+      double most = scale / 2 * 1.001 + amax / 2048;
+      if (format == Format::Q4) {  // half a step, and what a step and the offset may be off: half a scale each
+        const auto [group_low, group_high] = range(i / kGroup * kGroup, kGroup);
+        most += (group_high - group_low) / 30 + 2 * scale * 4.25;
       }
+      CHECK(std::fabs(got[static_cast<std::size_t>(i)] - x[static_cast<std::size_t>(i)]) <= most + 1e-7);
     }
   }
 }
@@ -217,7 +261,7 @@ void parts_follow_one_another_in_their_row_order() {
   const Source a = random_source("q4_0", 20, 64, rng), b = random_source("q4_1", 5, 64, rng);
   std::vector<std::int32_t> order(20);
   for (int i = 0; i < 20; ++i) order[static_cast<std::size_t>(i)] = (i * 7 + 3) % 20;
-  const Packed packed = pack({b.part(), a.part(&order), b.part()}, Format::Q4, false, 2);
+  const Packed packed = pack({b.part(), a.part(&order), b.part()}, Format::F32, false, 2);
   CHECK(packed.error.empty() && packed.weight.n == 30);
   for (std::int64_t r = 0; r < 5; ++r) check_equal(packed.weight, r, b, r), check_equal(packed.weight, 25 + r, b, r);
   for (std::int64_t r = 0; r < 20; ++r) check_equal(packed.weight, 5 + r, a, order[static_cast<std::size_t>(r)]);
@@ -293,7 +337,7 @@ void sizes_that_disagree_are_refused() {
   check_refused(s.part(&order), Format::F32, "a row that does not exist");
   order = {0, 1, 2};
   check_refused(s.part(&order), Format::F32, "one entry a row");
-  check_refused(s.part(), Format::Q4, "cannot be packed as q4");
+  check_refused(random_source("q6_k", 4, 512, rng).part(), Format::Q4, "cannot be packed as q4");
   check_refused(s.part(), Format::F16, "cannot be packed as f16");
 
   const Source other = random_source("q4_k", 4, 256, rng), fewer = random_source("q4_k", 3, 512, rng);
@@ -324,19 +368,8 @@ void values_no_format_holds_are_refused_with_their_row() {
   Source large = random_source("f32", 2, 32, rng);
   const float x = 1e9f;
   std::memcpy(large.bytes.data() + large.row_bytes() + 8, &x, 4);
-  check_refused(large.part(), Format::Q8, "row 1: a scale or minimum is too large for fp16");
-  check_refused(large.part(), Format::Q4, "row 1: a scale or minimum is too large for fp16");
-
-  Source wide = random_source("q4_0", 2, 32, rng);
-  put_half(wide.bytes.data() + wide.row_bytes(), 9000.0f);
-  check_refused(wide.part(), Format::Q4, "row 1: -8 * scale is too large for fp16; format q4f holds it");
-  check_equal(pack_one(wide, Format::Q4F), 1, wide, 1);
-}
-
-Source floats(const std::vector<float>& x) {
-  Source s{"f32", 1, static_cast<std::int64_t>(x.size()), Bytes(4 * x.size())};
-  std::memcpy(s.bytes.data(), x.data(), s.bytes.size());
-  return s;
+  check_refused(large.part(), Format::Q8, "row 1: a scale is too large for fp16");
+  check_refused(large.part(), Format::Q4, "row 1: a scale is too large for fp16");
 }
 
 void padding_does_not_widen_the_range_of_the_last_group() {
@@ -353,8 +386,6 @@ void weights_past_the_last_step_are_clamped() {
   const float ulp = 0x1p-24f;
   const std::vector<float> x = {127 * 1.4f * ulp, -127 * 1.4f * ulp, 20 * ulp};
   CHECK(unpack(pack_one(floats(x), Format::Q8), 0) == std::vector<float>({127 * ulp, -127 * ulp, 20 * ulp}));
-  const std::vector<float> y = {0.0f, 15 * 1.4f * ulp, 3 * ulp};
-  CHECK(unpack(pack_one(floats(y), Format::Q4), 0) == std::vector<float>({0.0f, 15 * ulp, 3 * ulp}));
 }
 
 void tiny_weights_become_zeros_without_a_division_by_zero() {
@@ -379,6 +410,8 @@ void memory_is_aligned_and_zeroed() {
 
 int main() {
   exact_formats_hold_every_value_of_the_file();
+  blocks_on_one_grid_are_kept_exactly();
+  files_of_four_bits_keep_their_levels_nearly();
   requantised_formats_stay_within_half_a_step();
   parts_follow_one_another_in_their_row_order();
   interleaving_puts_eight_gate_and_eight_up_rows_in_a_panel();

@@ -321,17 +321,3 @@ def test_use_after_close_and_after_fork_raises() -> None:
     executor.close()
     with pytest.raises(EngineClosedError, match="closed"):
         logits(executor)
-
-
-def test_a_q4_0_scale_whose_min_is_no_half_is_kept_exactly() -> None:
-    from octavo.weights.dequantise import dequantise
-    from octavo.weights.precision import kernel_formats
-    from octavo.weights.tensor import Tensor
-
-    blocks = np.zeros((16, 18), dtype=np.uint8)
-    blocks[:, :2] = np.full((16, 1), 9000.0, dtype=np.float16).view(np.uint8)
-    blocks[:, 2:] = np.arange(16, dtype=np.uint8) * 17
-    tensor = Tensor("w", "q4_0", (16, 32), blocks.reshape(-1))
-    assert kernel_formats({"w": tensor}) == {"w": "q4f"}
-    packed = _native.pack([(tensor.data, "q4_0", 16, 32, None)], "q4f")
-    assert (packed.unpack() == dequantise(tensor)).all()

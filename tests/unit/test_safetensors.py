@@ -250,10 +250,10 @@ def test_a_chat_template_or_default_of_the_wrong_kind_is_refused(tmp_path: Path)
 
 
 FORMATS = {
-    "auto": "f32 q8 q8 q8 q4 q4 q8 q8 q4f q8 q8",
+    "auto": "f32 q8 q8 q8 q4 q4 q8 q8 q4 q8 q8",
     "f32": "f32 f16 bf16 f32 f32 f32 f32 f32 f32 f32 f32",
-    "q8": "q8 q8 q8 q8 q4 q4 q8 q8 q4f q8 q8",
-    "q4": "q4 q4 q4 q8 q4 q4 q8 q8 q4f q8 q8",
+    "q8": "q8 q8 q8 q8 q4 q4 q8 q8 q4 q8 q8",
+    "q4": "q4 q4 q4 q8 q4 q4 q8 q8 q4 q8 q8",
 }
 
 

@@ -23,7 +23,7 @@ from octavo.errors import InvalidParameterError
 from octavo.executor.native import KV_DTYPES, NativeExecutor, kv_block_bytes
 from octavo.limits import BLOCK_TOKENS, MAX_STEP_ROWS
 
-FORMATS = ("q4", "q4f", "q8", "f16", "bf16", "f32")
+FORMATS = ("q4", "q8", "f16", "bf16", "f32")
 PARTS = ("linear", "attention", "norm", "sampler")
 ROWS = (1, 2, 4, 8, 32, 128, 512)
 # (sequences, rows of each, context): decode, then a prefill
@@ -31,7 +31,7 @@ _ATTENTION = ((1, 1, 128), (1, 1, 1024), (1, 1, 4096), (8, 1, 1024), (32, 1, 128
 
 # A model's matrices come from the last cache or from memory: so many bytes are read before the first comes again.
 WORKING_SET = 24 << 20
-_BYTES_PER_WEIGHT = {"q4": 0.625, "q4f": 0.75, "q8": 1.0625, "f16": 2.0, "bf16": 2.0, "f32": 4.0}
+_BYTES_PER_WEIGHT = {"q4": 0.625, "q8": 1.0625, "f16": 2.0, "bf16": 2.0, "f32": 4.0}
 
 
 class Kernel(NamedTuple):

@@ -24,7 +24,7 @@ VOCABULARY = 16
 _HEAD = 8  # width of the ending
 
 # The encoding of a file whose tensors are packed in a format.
-ENCODING = {"q4": "q4_1", "q4f": "q4_0", "q8": "q8_0", "f16": "f16", "bf16": "bf16", "f32": "f32"}
+ENCODING = {"q4": "q4_1", "q8": "q8_0", "f16": "f16", "bf16": "bf16", "f32": "f32"}
 
 
 @dataclass(slots=True)
@@ -115,8 +115,7 @@ def random_tensor(format: str, shape: tuple[int, ...], rng: np.random.Generator)
         return Tensor("", encoding, shape, values.view(np.uint8))
     if size % 32 or shape[-1] % 32:
         raise ValueError(f"a quantised matrix has rows of whole groups of 32, not {shape[-1]}")
-    head: list[float] = {"q4_1": [0.01, -0.08], "q4_0": [8192.0], "q8_0": [0.0005]}[encoding]
-    # q4f is what q4_0 becomes where a scale is too large for q4: the weights are, too, but nobody reads the outputs.
+    head: list[float] = {"q4_1": [0.01, -0.08], "q8_0": [0.0005]}[encoding]
     scales = np.array(head, dtype=np.float16).view(np.uint8)
     blocks = np.empty((size // 32, scales.size + (32 if encoding == "q8_0" else 16)), dtype=np.uint8)
     blocks[:, : scales.size] = scales

@@ -14,7 +14,7 @@ from typing import Any
 from octavo.errors import UnsupportedModelError
 from octavo.program.program import Op, Program, Rope
 
-QUANTISED = frozenset({"q8", "q4", "q4f"})
+QUANTISED = frozenset({"q8", "q4"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Lowered:
 
 
 def lower(program: Program, formats: Mapping[str, str], *, fusion: bool) -> Lowered:
-    """`formats`: the kernel format of each matrix by tensor name (f32 f16 bf16 q8 q4 q4f)."""
+    """`formats`: the kernel format of each matrix by tensor name (f32 f16 bf16 q8 q4)."""
     return _Lowering(program, formats, fusion).run()
 
 

@@ -22,7 +22,7 @@ from octavo.weights.tensor import Tensor
 
 _TOKEN_BYTES = {"f16": (2, 0), "f32": (4, 0), "int8": (1, 4)}  # of K or V in a head: each element, and a scale
 KV_DTYPES = tuple(_TOKEN_BYTES)
-ARITHMETIC = "octavo-cpu-1"
+ARITHMETIC = "octavo-cpu-2"
 
 
 def kv_block_bytes(program: Program, kv_dtype: str) -> int:

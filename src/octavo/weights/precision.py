@@ -12,11 +12,11 @@ logger = logging.getLogger("octavo.weights")
 
 CHOICES = ("auto", "f32", "q8", "q4")
 
-# A quantised file keeps its own class. Exact: q4_0 q4_1 q4_k q5_0 q8_0; requantised to 8 bits: q5_1 q5_k q6_k.
+# A quantised file keeps its own class; its groups' scales are fitted to those of our blocks (native/formats/pack.h).
 _QUANTISED = {
     "q4_0": "q4",
     "q4_1": "q4",
-    "q4_k": "q4f",
+    "q4_k": "q4",
     "q5_0": "q8",
     "q8_0": "q8",
     "q5_1": "q8",
@@ -27,7 +27,7 @@ _FLOAT = ("f32", "f16", "bf16")
 
 
 def kernel_format(encoding: str, choice: str = "auto") -> str:
-    """The format (f32 f16 bf16 q8 q4 q4f) for a matrix of this encoding.
+    """The format (f32 f16 bf16 q8 q4) for a matrix of this encoding.
 
     auto: a file's own precision class; f16 and bf16 become q8. f32: the file's numbers, none rounded (f16 and bf16 hold
     them in half the memory, quantised ones become f32). q8, q4: float encodings are quantised; quantised stay as auto.
@@ -47,9 +47,6 @@ def kernel_formats(tensors: Mapping[str, Tensor], choice: str = "auto") -> dict[
         name: kernel_format(tensor.encoding, choice) if len(tensor.shape) == 2 else "f32"
         for name, tensor in tensors.items()
     }
-    for name, format in formats.items():
-        if format == "q4" and tensors[name].encoding == "q4_0" and not _min_fits_half(tensors[name]):
-            formats[name] = "q4f"
     if choice == "auto":
         halves = sorted({t.encoding for t in tensors.values() if len(t.shape) == 2} & {"f16", "bf16"})
         if halves:
@@ -60,9 +57,3 @@ def kernel_formats(tensors: Mapping[str, Tensor], choice: str = "auto") -> dict[
         if rounded:
             logger.info("%s weights are requantised to q8 (weights=auto)", " and ".join(rounded))
     return formats
-
-
-def _min_fits_half(tensor: Tensor) -> bool:
-    """Whether q4_0's smallest value, -8 times the block's fp16 scale, is an fp16 too; q4f holds it if not."""
-    scales = tensor.data.reshape(-1, 18)[:, :2].copy().view("<f2")
-    return bool((abs(scales) <= 65504 / 8).all())
