@@ -1,5 +1,6 @@
 #include "team.h"
 
+#include <algorithm>
 #include <climits>
 
 #include "simd/float_environment.h"
@@ -42,11 +43,12 @@ void Team::publish(std::atomic<std::uint32_t>& word) {
 #endif
 }
 
-void Team::wait_for_change(std::atomic<std::uint32_t>& word, std::uint32_t old, int spins) {
+std::int64_t Team::wait_for_change(std::atomic<std::uint32_t>& word, std::uint32_t old, int spins) {
   for (int spin = 0; spin < spins; ++spin) {
-    if (word.load(std::memory_order_acquire) != old) return;
+    if (word.load(std::memory_order_acquire) != old) return 0;
     pause_briefly();
   }
+  const Clock::time_point begin = Clock::now();
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   while (word.load(std::memory_order_seq_cst) == old) {
 #if defined(__linux__)
@@ -56,6 +58,7 @@ void Team::wait_for_change(std::atomic<std::uint32_t>& word, std::uint32_t old, 
 #endif
   }
   sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin).count();
 }
 
 Team::Team(int threads) : size_(threads < 1 ? 1 : threads), owner_(process_id()) {
@@ -83,14 +86,30 @@ void Team::stop() {
 }
 
 void Team::run(const std::function<void(int)>& work) {
+  const Clock::time_point begin = Clock::now();
+  active_ = begin < alone_until_ ? 1 : size_;
   next_.store(0, std::memory_order_relaxed);
+  slept_.store(0, std::memory_order_relaxed);
   work_ = &work;
-  if (size_ > 1) publish(epoch_);
+  if (active_ > 1) publish(epoch_);
   {
     FloatEnvironment environment;
     work(0);
   }
   barrier();
+  if (active_ > 1) watch(begin);
+}
+
+// After a run of all: was a thread put aside? What the ends of phases cost on a quiet machine is a small part of a run.
+void Team::watch(Clock::time_point begin) {
+  const Clock::time_point now = Clock::now();
+  const std::chrono::nanoseconds slept(slept_.load(std::memory_order_relaxed));
+  if (slept > (size_ - 1) * std::max<std::chrono::nanoseconds>(kPutAside, (now - begin) / 3)) {
+    alone_until_ = now + alone_for_;
+    alone_for_ = std::min(2 * alone_for_, kAloneMost);
+  } else if (now > alone_until_ + 2 * alone_for_) {  // all went well for as long as they have been kept apart
+    alone_for_ = kAloneFirst;
+  }
 }
 
 void Team::worker(int thread) {

@@ -1,10 +1,13 @@
 // The thread team: the caller and its workers run one function together, with barriers inside it.
 //
 // Waiting threads spin briefly and then sleep in the kernel, so that a busy neighbour on the same cores costs little
-// (a team that only spins falls to a few percent of its speed). Each thread enters with the canonical float
-// environment (round to nearest, denormals kept) and gets its own back.
+// (a team that only spins falls to a few percent of its speed). When a thread has been put aside for a neighbour, and
+// the others have waited for it for a good part of a run, the caller works alone for a while: it keeps a core, while a
+// team that meets in a barrier every few microseconds is as slow as its slowest. Each thread enters with the canonical
+// float environment (round to nearest, denormals kept) and gets its own back.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <thread>
@@ -30,17 +33,19 @@ class Team {
   // on.
   template <class Reset>
   void barrier(Reset reset) {
-    if (size_ == 1) {
+    if (active_ == 1) {
       reset();
       return;
     }
     const std::uint32_t generation = generation_.load(std::memory_order_acquire);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<std::uint32_t>(size_)) {
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<std::uint32_t>(active_)) {
       arrived_.store(0, std::memory_order_relaxed);
       reset();
       publish(generation_);
     } else {
-      wait_for_change(generation_, generation, kBarrierSpins);
+      if (const std::int64_t slept = wait_for_change(generation_, generation, kBarrierSpins)) {
+        slept_.fetch_add(slept, std::memory_order_relaxed);
+      }
     }
   }
   void barrier() {
@@ -67,19 +72,30 @@ class Team {
   // microseconds of it: a worker that fell asleep there would have to be woken for every step.
   static constexpr int kBarrierSpins = 500, kStepSpins = 12000;
 
+  using Clock = std::chrono::steady_clock;
+  // The first time alone, and the longest: it doubles when the next try with all fails, too.
+  static constexpr std::chrono::milliseconds kAloneFirst{10}, kAloneMost{320};
+  static constexpr std::chrono::microseconds kPutAside{500};  // less is no sign of a neighbour
+
+  void watch(Clock::time_point begin);
   void worker(int thread);
   void stop();
   void publish(std::atomic<std::uint32_t>& word);
-  void wait_for_change(std::atomic<std::uint32_t>& word, std::uint32_t old, int spins);
+  // Returns the nanoseconds for which the thread slept.
+  std::int64_t wait_for_change(std::atomic<std::uint32_t>& word, std::uint32_t old, int spins);
 
   const int size_;
   const long owner_;  // the process that made the threads: a forked child has none of them
   const std::function<void(int)>* work_ = nullptr;
+  int active_ = 1;  // threads in this run: all, or the caller alone
+  Clock::time_point alone_until_{};
+  std::chrono::milliseconds alone_for_ = kAloneFirst;
   std::atomic<bool> stop_{false};
   alignas(64) std::atomic<std::uint32_t> epoch_{0};
   alignas(64) std::atomic<std::uint32_t> generation_{0};
   alignas(64) std::atomic<std::uint32_t> arrived_{0};
   alignas(64) std::atomic<std::uint32_t> sleepers_{0};
+  alignas(64) std::atomic<std::int64_t> slept_{0};  // nanoseconds in barriers, of all threads in this run
   alignas(64) std::atomic<std::int64_t> next_{0};
   std::vector<std::thread> workers_;
 };
