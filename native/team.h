@@ -25,7 +25,8 @@ class Team {
 
   int size() const { return size_; }
 
-  // Runs work(thread) once on every thread, 0 being the caller; returns when all have returned. One call at a time.
+  // Runs work(thread) once on every thread, 0 being the caller, or on the caller alone (see above); returns when all
+  // have returned. One call at a time.
   // `work` must not throw.
   void run(const std::function<void(int)>& work);
 
