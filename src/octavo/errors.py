@@ -68,3 +68,19 @@ class RequestFailedError(OctavoError):
 
 class EngineClosedError(OctavoError):
     """The engine was closed, or is used in a forked child."""
+
+
+class EngineUnavailableError(OctavoError):
+    """The engine process is down, or not there yet; the message says why."""
+
+
+class DeadlineError(OctavoError):
+    """A request did not get as far as it should have by its deadline."""
+
+
+class SlowReaderError(OctavoError):
+    """A stream was cut off because its reader took nothing for too long."""
+
+
+class FrameError(OctavoError, ValueError):
+    """A message between processes is longer than allowed or malformed."""

@@ -49,3 +49,7 @@ MAX_WAITING_REQUESTS = 65_536
 # Benchmarks
 MAX_BENCH_PROMPTS = 65_536
 MAX_DATASET_BYTES = 1 << 30
+
+# Server
+MAX_FRAME_BYTES = 64 << 20  # between the API process and the engine process
+MAX_STREAM_TOKENS = 1024  # delivered by the engine and not yet read by the client
