@@ -1,0 +1,152 @@
+"""What the HTTP surfaces share: the engine, the names of the model, threads for text, and hooks for the operator's side."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import AsyncIterator, Callable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from octavo import limits
+from octavo.errors import EngineUnavailableError
+
+if TYPE_CHECKING:
+    from octavo.engine.client import EngineClient
+    from octavo.engine.ipc import EngineInfo
+    from octavo.tokenizer import Tokenizer
+
+T = TypeVar("T")
+P = ParamSpec("P")
+Scope = MutableMapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCost:
+    """What admission weighs. prompt_tokens, max_tokens: of all prompts and outputs; sequences: prompts x n.
+
+    The timeouts are seconds that the body asks for; None: it does not.
+    """
+
+    prompt_tokens: int
+    max_tokens: int
+    sequences: int
+    queue_timeout: float | None = None
+    first_token_timeout: float | None = None
+    request_timeout: float | None = None
+
+
+@dataclass(slots=True)
+class Admitted:
+    """A request that may run. Deadlines in time.monotonic(); None: none. `first_token`: call it when one is there."""
+
+    deadline: float | None = None
+    first_token_deadline: float | None = None
+    first_token: Callable[[], None] = lambda: None
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request of a surface, for metrics and logs; handed to `state.observe` once it is over. Never any content.
+
+    Moments in time.monotonic(). gaps: seconds between the writes of a request's tokens. finish_reasons: one an output.
+    """
+
+    scope: Scope
+    route: str
+    arrival: float = field(default_factory=time.monotonic)
+    request_id: str = ""
+    stream: bool = False
+    sequences: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    admitted: float | None = None
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    finished: float | None = None
+    gaps: array[float] = field(default_factory=lambda: array("f"))
+    finish_reasons: list[str] = field(default_factory=list)
+    status: int = 0
+    error_code: str | None = None
+    disconnected: bool = False
+
+    def saw_tokens(self, count: int) -> None:
+        now = time.monotonic()
+        if self.last_token is None:
+            self.first_token = now
+        else:
+            self.gaps.append(now - self.last_token)
+        self.last_token = now
+        self.completion_tokens += count
+
+
+Admission = Callable[[Scope, RequestCost], AbstractAsyncContextManager[Admitted]]
+
+
+@asynccontextmanager
+async def _admit_all(scope: Scope, cost: RequestCost) -> AsyncIterator[Admitted]:
+    yield Admitted()
+
+
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(2, thread_name_prefix="octavo-text")
+
+
+@dataclass
+class ServerState:
+    """model_names: what clients may call the model; the first is what answers say.
+
+    admission: entered before a request is submitted, left when it is over; raises OverloadedError, DrainingError or
+    DeadlineError. observe: gets each request's record. salt: the cache salt of a request, from who asks and what the
+    body asks for.
+    """
+
+    engine: EngineClient
+    model_names: list[str]
+    max_input_tokens: int | None = None
+    max_body_bytes: int = limits.MAX_BODY_BYTES
+    body_timeout: float = 30.0
+    slow_client_timeout: float = 20.0
+    max_concurrent_requests: int = limits.MAX_BATCH_SEQUENCES
+    admission: Admission = _admit_all
+    observe: Callable[[RequestRecord], None] = lambda record: None
+    salt: Callable[[Scope, str | None], str | None] = lambda scope, asked: asked
+    threads: ThreadPoolExecutor = field(default_factory=_threads)
+    created: int = field(default_factory=lambda: int(time.time()))
+    _longest_token: int = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        """Raises EngineUnavailableError until the model is known. Any thread."""
+        if self.engine.info is None:
+            raise EngineUnavailableError(self.engine.reason)
+        return self.engine.info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises EngineUnavailableError until the model is known. Any thread."""
+        if self.engine.info is None:
+            raise EngineUnavailableError(self.engine.reason)
+        return self.engine.tokenizer
+
+    @property
+    def most_prompt_tokens(self) -> int:
+        most = self.info.max_model_len - 1
+        return most if self.max_input_tokens is None else min(most, self.max_input_tokens)
+
+    @property
+    def longest_token(self) -> int:
+        """Bytes of the longest token: a text of more than that times n bytes has more than n tokens."""
+        if not self._longest_token:
+            tokenizer = self.tokenizer
+            self._longest_token = max(1, *(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)))
+        return self._longest_token
+
+    async def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs what takes long with a long text (JSON, templates, tokenising) beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, lambda: function(*args, **kwargs))
