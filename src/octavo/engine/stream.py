@@ -20,12 +20,16 @@ class RequestStream:
     reader, on the event loop of the client. Whoever stops reading early must call `cancel`.
     """
 
-    __slots__ = ("_error", "_items", "_loop", "_on_cancel", "_open", "_unread", "_waiter", "done", "request_id", "started")
+    __slots__ = (
+        *("request_id", "done", "started", "timers"),
+        *("_error", "_items", "_loop", "_on_cancel", "_open", "_unread", "_waiter"),
+    )
 
     def __init__(self, request_id: str, loop: asyncio.AbstractEventLoop, on_cancel: Callable[[], None]) -> None:
         self.request_id = request_id
         self.done: Done | None = None
         self.started: Started | None = None  # with the first token: cached prompt tokens, when it was scheduled
+        self.timers: list[asyncio.TimerHandle] = []  # the client's
         self._loop = loop
         self._on_cancel = on_cancel
         self._items: deque[list[Token]] = deque()
