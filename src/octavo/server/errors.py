@@ -94,7 +94,9 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, DeadlineError):
         return ApiError(504, str(error), code="deadline_exceeded")
     if isinstance(error, ChatTemplateError):
-        return ApiError(400, _without_internals(str(error)), "messages", "chat_template_error", tgi_type="template_error")
+        return ApiError(
+            400, _without_internals(str(error)), "messages", "chat_template_error", tgi_type="template_error"
+        )
     if isinstance(error, (EngineUnavailableError, EngineClosedError)):
         message = f"the model cannot answer now: {_without_internals(str(error))}"
         return ApiError(503, message, code="engine_unavailable", headers={"retry-after": "5"})

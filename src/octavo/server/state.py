@@ -1,4 +1,4 @@
-"""What the HTTP surfaces share: the engine, the names of the model, threads for text, and hooks for the operator's side."""
+"""What the HTTP surfaces share: the engine, the model's names, threads for text, and hooks for the operator's side."""
 
 from __future__ import annotations
 
@@ -110,8 +110,7 @@ class ServerState:
     model_names: list[str]
     max_input_tokens: int | None = None
     max_body_bytes: int = limits.MAX_BODY_BYTES
-    body_timeout: float = 30.0
-    slow_client_timeout: float = 20.0
+    keep_alive: float = 5.0
     max_concurrent_requests: int = limits.MAX_BATCH_SEQUENCES
     admission: Admission = _admit_all
     observe: Callable[[RequestRecord], None] = lambda record: None
