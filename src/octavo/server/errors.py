@@ -137,3 +137,26 @@ def tgi_body(error: ApiError) -> dict[str, Any]:
 
 def json_bytes(body: Any) -> bytes:
     return msgspec.json.encode(body)
+
+
+def fallback_handlers() -> dict[Any, Any]:
+    """Starlette's exception handlers for what no route of ours answered: 404, 405, and what should not happen."""
+    from starlette.exceptions import HTTPException
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    messages = {404: "there is no such route", 405: "this route has other methods; see the header allow"}
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        status = error.status_code if error.status_code in _BY_STATUS else 400
+        told = ApiError(status, messages.get(status, "the request cannot be served"))
+        return _response(told, dict(error.headers or {}))
+
+    async def failed(request: Request, error: Exception) -> Response:
+        return _response(api_error(error), {})
+
+    def _response(told: ApiError, headers: dict[str, str]) -> Response:
+        return Response(json_bytes(openai_body(told)), told.status, headers, "application/json")
+
+    return {HTTPException: refused, Exception: failed}

@@ -58,7 +58,6 @@ def prepare_completion(state: ServerState, exchange: Exchange, body: bytes) -> A
     prompts = completion_prompts(state, request)
     answer = _answer(state, request, "cmpl-", model, prompts, params)
     answer.generation.hides_output = hides
-    answer.most_logprobs = params.logprobs
     if echo:
         answer.echo = True
         answer.echo_texts = [_echoed(state, prompt, request) for prompt in prompts]
@@ -88,9 +87,7 @@ def prepare_chat(state: ServerState, exchange: Exchange, body: bytes) -> Answer:
         ours["logprobs"] = request.top_logprobs or 0
     params = _params(state, exchange, request, ours, names)
     prompt = chat_prompt(state, request)
-    answer = _answer(state, request, "chatcmpl-", model, [prompt], params, chat=True)
-    answer.most_logprobs = params.logprobs
-    return answer
+    return _answer(state, request, "chatcmpl-", model, [prompt], params, chat=True)
 
 
 def _params(
@@ -120,10 +117,14 @@ def _answer(
     params: SamplingParams,
     chat: bool = False,
 ) -> Answer:
+    try:
+        seeded = with_seeds(state, prompts, params)
+    except InvalidParameterError as error:
+        raise renamed(error, {"prompt_token_ids": "prompt"}) from None
     generation = Generation(
         request_id=prefix + secrets.token_hex(16),
         prompts=prompts,
-        params=with_seeds(state, prompts, params),
+        params=seeded,
         stream=bool(request.stream),
         timeouts=(request.queue_timeout, request.first_token_timeout, request.request_timeout),
     )
@@ -135,6 +136,9 @@ def _answer(
         created=int(time.time()),
         model=model,
         fingerprint=state.info.fingerprint,
+        most_logprobs=params.logprobs,
+        hidden_ids=state.tokenizer.special_ids if params.skip_special_tokens else frozenset(),
+        prompt_logprobs=request.prompt_logprobs is not None,
         return_token_ids=bool(request.return_token_ids),
         include_usage=include,
         continuous_usage=include and options is not None and bool(options.continuous_usage_stats),

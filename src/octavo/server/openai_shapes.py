@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,8 @@ class Answer:
     echo: bool = False
     echo_texts: list[str] = field(default_factory=list)  # one a prompt
     most_logprobs: int | None = None
+    hidden_ids: frozenset[int] = frozenset()  # tokens whose text is left out of the answer
+    prompt_logprobs: bool = False
     return_token_ids: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -76,10 +78,11 @@ def _chat_entry(candidate: TokenLogprob) -> dict[str, Any]:
 
 
 class CompletionLogprobs:
-    """choice.logprobs of /v1/completions; text_offset counts the characters of the tokens before."""
+    """choice.logprobs of /v1/completions; text_offset counts the characters of the tokens before, but for hidden ones."""
 
-    def __init__(self, offset: int = 0) -> None:
-        self._offset = offset
+    def __init__(self, hidden_ids: frozenset[int]) -> None:
+        self._hidden_ids = hidden_ids
+        self._offset = 0
 
     def of(self, entries: Iterable[list[TokenLogprob]]) -> dict[str, Any]:
         """`entries`: for each token itself, then the most likely."""
@@ -88,27 +91,33 @@ class CompletionLogprobs:
             top: dict[str, float] = {}
             for item in candidates:
                 top.setdefault(shown(item), finite(item.logprob))
-            self._append(found, shown(candidates[0]), finite(candidates[0].logprob), top)
+            own = candidates[0]
+            self._append(found, own.token_id, shown(own), finite(own.logprob), top)
         return found
 
-    def of_prompt(self, texts: Sequence[str], entries: Sequence[list[TokenLogprob] | None]) -> dict[str, Any]:
+    def of_prompt(
+        self, ids: Sequence[int], entries: Sequence[list[TokenLogprob] | None], token_text: Callable[[int], str]
+    ) -> dict[str, Any]:
         """The first token has no logprob: nothing is before it."""
         found: dict[str, Any] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
-        for text, candidates in zip(texts, entries):
+        for token_id, candidates in zip(ids, entries):
             if candidates is None:
-                self._append(found, text, None, None)
+                self._append(found, token_id, token_text(token_id), None, None)
             else:
                 one = self.of([candidates])
                 for name, values in one.items():
                     found[name] += values
         return found
 
-    def _append(self, found: dict[str, Any], text: str, logprob: float | None, top: dict[str, float] | None) -> None:
+    def _append(
+        self, found: dict[str, Any], token_id: int, text: str, logprob: float | None, top: dict[str, float] | None
+    ) -> None:
         found["text_offset"].append(self._offset)
         found["token_logprobs"].append(logprob)
         found["tokens"].append(text)
         found["top_logprobs"].append(top)
-        self._offset += len(text)
+        if token_id not in self._hidden_ids:
+            self._offset += len(text)
 
 
 def prompt_logprobs(entries: Sequence[list[TokenLogprob] | None] | None) -> list[dict[str, Any] | None] | None:
@@ -136,7 +145,7 @@ class _Choice:
         self.tokens.append(token)
 
 
-async def whole_answer(run: Running, answer: Answer, token_text: Any) -> dict[str, Any]:
+async def whole_answer(run: Running, answer: Answer, token_text: Callable[[int], str]) -> dict[str, Any]:
     """The answer in one piece, from the same tokens that a stream is made of. token_text: a token id's text."""
     generation = answer.generation
     n = generation.n
@@ -152,7 +161,7 @@ async def whole_answer(run: Running, answer: Answer, token_text: Any) -> dict[st
         done = run.done[0]
         if answer.return_token_ids:
             body["prompt_token_ids"] = generation.prompts[0].ids
-        if done.prompt_logprobs is not None:
+        if answer.prompt_logprobs:
             body["prompt_logprobs"] = prompt_logprobs(done.prompt_logprobs)
     return body
 
@@ -169,7 +178,9 @@ def _ending(run: Running, answer: Answer, index: int, choice: _Choice) -> dict[s
     return ending
 
 
-def _chat_choice(run: Running, answer: Answer, index: int, choice: _Choice, token_text: Any) -> dict[str, Any]:
+def _chat_choice(
+    run: Running, answer: Answer, index: int, choice: _Choice, token_text: Callable[[int], str]
+) -> dict[str, Any]:
     logprobs = None
     if answer.most_logprobs is not None:
         logprobs = {"content": [chat_logprob(token, answer.most_logprobs) for token in choice.tokens], "refusal": None}
@@ -177,7 +188,9 @@ def _chat_choice(run: Running, answer: Answer, index: int, choice: _Choice, toke
     return {"index": index, "message": message, "logprobs": logprobs, **_ending(run, answer, index, choice)}
 
 
-def _completion_choice(run: Running, answer: Answer, index: int, choice: _Choice, token_text: Any) -> dict[str, Any]:
+def _completion_choice(
+    run: Running, answer: Answer, index: int, choice: _Choice, token_text: Callable[[int], str]
+) -> dict[str, Any]:
     generation = answer.generation
     prompt = index // generation.n
     done = run.done[prompt]
@@ -186,10 +199,10 @@ def _completion_choice(run: Running, answer: Answer, index: int, choice: _Choice
     tokens = [] if generation.hides_output else choice.tokens
     logprobs: dict[str, Any] | None = None
     if answer.most_logprobs is not None:
-        shape = CompletionLogprobs()
+        shape = CompletionLogprobs(answer.hidden_ids)
         logprobs = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         if answer.echo:
-            logprobs = shape.of_prompt([token_text(i) for i in ids], done.prompt_logprobs or [])
+            logprobs = shape.of_prompt(ids, done.prompt_logprobs or [], token_text)
         for name, values in shape.of([token.logprobs or [] for token in tokens]).items():
             logprobs[name] += values
     body: dict[str, Any] = {
@@ -200,6 +213,6 @@ def _completion_choice(run: Running, answer: Answer, index: int, choice: _Choice
     }
     if answer.return_token_ids:
         body["prompt_token_ids"] = ids
-    if generation.params[prompt].prompt_logprobs is not None:
+    if answer.prompt_logprobs:
         body["prompt_logprobs"] = prompt_logprobs(done.prompt_logprobs)
     return body

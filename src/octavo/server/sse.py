@@ -36,7 +36,7 @@ class ChunkRenderer:
         self._no_usage = b',"usage":null}\n\n' if answer.include_usage else b"}\n\n"
         self._tail = closes + b',"logprobs":null,"finish_reason":null}]' + self._no_usage
         self._plain = answer.most_logprobs is None and not answer.return_token_ids and not answer.continuous_usage
-        self._offsets = [CompletionLogprobs() for _ in range(count)]
+        self._offsets = [CompletionLogprobs(answer.hidden_ids) for _ in range(count)]
         self._seen = 0  # tokens
 
     def begin(self) -> bytes:
