@@ -128,7 +128,7 @@ Case = tuple[list[int], SamplingParams]
 
 
 def mixed_cases(streams: int, tokens: int) -> list[Case]:
-    """Greedy and sampled; with logprobs, stop strings, several outputs, prompt logprobs; prompts that share a prefix."""
+    """Greedy and sampled; with logprobs, stop strings, several outputs, prompt logprobs; prompts share prefixes."""
     cases: list[Case] = []
     for i in range(streams):
         prompt = [3 + (i % 3 * 7 + j) % 100 for j in range(8 + i % 5)] + [50 + i]

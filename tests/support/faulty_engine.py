@@ -1,9 +1,8 @@
 """An engine process with planted faults, run in place of octavo.engine.process; FAULTS holds them as JSON.
 
-step_seconds: each step takes that much longer. poison: a step that reads this token id ends the process by `how`:
-"segv", "exit", "kill", "hang" or "stop". garbage: it answers Hello with bytes that are no frame. doomed: a file; while
-it is there the process dies after Hello, before any step. other: a file; while it is there the arithmetic has another
-name.
+step_seconds: each step takes that much longer. poison: a step that reads these token ids in a row ends the process by
+`how`: "segv", "exit", "kill", "hang" or "stop". doomed: a file; while it is there any step ends the process. other: a
+file; while it is there the arithmetic has another name.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def open_faulty(options: EngineOptions) -> OpenedEngine:
         time.sleep(faults.get("step_seconds", 0))
         if "doomed" in faults and Path(faults["doomed"]).exists():
             os._exit(4)
-        if faults.get("poison") in list(batch.token_ids):
+        if "poison" in faults and str(faults["poison"])[1:-1] in str(list(batch.token_ids)):
             _fail(faults["how"])
         return step(batch, sampling)
 

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 
@@ -116,6 +116,10 @@ class EngineServer:
 
     def run(self) -> None:
         """Until the peer closes. Raises FrameError for a frame over the cap, and what the engine itself raises."""
+        with suppress(BrokenPipeError, ConnectionResetError):  # the peer is gone, or has given this engine up
+            self._run()
+
+    def _run(self) -> None:
         engine = self._engine
         while self._receive(wait=not engine.has_work() and not self._updates and not self._answers):
             before, begin = engine.scheduler.counters.computed_tokens, time.perf_counter()
@@ -133,15 +137,13 @@ class EngineServer:
                 data = self._connection.recv(_READ_BYTES, 0 if wait else socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return True
-            except ConnectionError:
-                return False
             if not data:
                 return False
             for body in self._frames.feed(data):
                 try:
                     message = ipc.decode_to_engine(body)
-                except FrameError:
-                    log.exception("a message is ignored")
+                except FrameError as error:
+                    log.warning("a message is ignored: %s", error)
                     continue
                 self._handle(message)
             wait = False
@@ -318,8 +320,6 @@ def main(open_model: Callable[[EngineOptions], OpenedEngine] = open_by_options) 
     connection.sendall(ipc.encode(ipc.Hello(info)))
     try:
         EngineServer(connection, opened.engine).run()
-    except ConnectionError:
-        pass  # the parent is gone, or has given up on this engine
     finally:
         opened.executor.close()
 

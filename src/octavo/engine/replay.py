@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from octavo.engine.stream import RequestStream
 from octavo.params import SamplingParams
 
-# A death that anybody may have caused (kill -9, SIGSTOP) counts against the request that ran alone only the second time.
+# A death that anybody may have caused (kill -9, SIGSTOP) counts against the one that ran alone only the second time.
 _UNCLEAR_SOLO_DEATHS = 2
 
 
