@@ -60,7 +60,7 @@ async def _main(
             records: list[RequestRecord] = []
             state = ServerState(client, [MODEL], **{"observe": records.append, "keep_alive": 0.1, **options})
             server = uvicorn.Server(
-                uvicorn.Config(_app(state), port=0, log_level="error", http="httptools", lifespan="off")
+                uvicorn.Config(app(state), port=0, log_level="error", http="httptools", lifespan="off")
             )
             made["server"] = server
             serving = asyncio.create_task(server.serve())
@@ -77,7 +77,7 @@ async def _main(
         ready.set()
 
 
-def _app(state: ServerState) -> Any:
+def app(state: ServerState) -> Any:
     from starlette.applications import Starlette
 
     from octavo.server import openai_routes, openapi, tgi_routes, tokenize_routes

@@ -78,7 +78,7 @@ def _chat_entry(candidate: TokenLogprob) -> dict[str, Any]:
 
 
 class CompletionLogprobs:
-    """choice.logprobs of /v1/completions; text_offset counts the characters of the tokens before, but for hidden ones."""
+    """choice.logprobs of /v1/completions; text_offset: characters of the tokens before that are shown."""
 
     def __init__(self, hidden_ids: frozenset[int]) -> None:
         self._hidden_ids = hidden_ids
