@@ -20,6 +20,7 @@ from octavo.engine import ipc
 from octavo.engine.process import EngineServer
 from octavo.engine.replay import CrashLog, Entry, Replay
 from octavo.engine.stats import EngineStats
+from octavo.engine.watchdog import Watchdog
 from octavo.errors import FrameError, InvalidParameterError, OctavoError, RequestFailedError
 from octavo.params import SamplingParams
 from tests.support.engines import engine_of, load_tiny
@@ -335,3 +336,56 @@ def test_totals_outlive_an_engine() -> None:
     assert (stats.running, stats.steps, stats.computed_tokens) == (0, 7, 60)
     assert stats.absorb(ipc.Counters(steps=1, computed_tokens=4)) == 1
     assert (stats.steps, stats.computed_tokens) == (8, 64)
+
+
+def test_tokens_the_reader_has_are_dropped_and_impossible_ones_refused() -> None:
+    one = Entry(1, [1], SamplingParams(n=2, temperature=1.0), None, 0.0, 0.0, emitted=[[5], []])  # type: ignore[arg-type]
+    tokens = [ipc.Token(0, 0, 5, "a"), ipc.Token(0, 1, 6, "b"), ipc.Token(1, 0, 7, "c")]
+    assert [token.text for token in one.accept(tokens)] == ["b", "c"]
+    assert one.emitted == [[5, 6], [7]]
+    for bad in (ipc.Token(0, 3, 5, ""), ipc.Token(2, 0, 5, ""), ipc.Token(-1, 0, 5, "")):
+        with pytest.raises(FrameError):
+            one.accept([bad])
+
+
+# When silence is too long
+
+
+def info(**facts: Any) -> ipc.EngineInfo:
+    texts = dict.fromkeys(("model", "path", "fingerprint", "arithmetic", "digest", "architecture"), "")
+    numbers = dict.fromkeys(("context", "max_model_len", "vocab_size", "weight_bytes", "num_blocks", "block_bytes"), 1)
+    rest = {"eos_token_ids": [], "recommended_sampling": {}, "weights": {}, "kv_dtype": "", "kv_memory": ""}
+    return ipc.EngineInfo(**{**texts, **numbers, **rest, **facts})  # type: ignore[arg-type]
+
+
+def test_silence_is_measured_by_what_the_step_may_be() -> None:
+    watchdog, stats = Watchdog(10.0, 0.0), EngineStats()
+    big = info(macs_per_token=7_000_000_000, max_rows=512)
+    assert watchdog.limit(None, stats) == 10.0
+    stats.absorb(ipc.Counters(running=4, step_rows=4))
+    decoding = watchdog.limit(big, stats)
+    assert 10 < decoding < 20
+    watchdog.first_tokens_due.add(1)  # a prompt may take all rows of a step
+    assert watchdog.limit(big, stats) > 500
+    watchdog.first_tokens_due.clear()
+    stats.absorb(ipc.Counters(running=4, step_rows=4, waiting=1))
+    assert watchdog.limit(big, stats) > 500
+    stats.absorb(ipc.Counters(running=4, step_rows=300))  # a preempted one computes its prompt again
+    assert watchdog.limit(big, stats) > 500
+
+
+def test_only_time_that_was_owed_and_seen_counts() -> None:
+    watchdog = Watchdog(10.0, 0.0)
+    assert not watchdog.look(0.25, owes=False)
+    assert watchdog.look(1.25, owes=False)  # idle for long enough: a ping
+    assert watchdog.silent == 0
+    assert not watchdog.look(1.5, owes=False)
+    assert watchdog.silent == 0.25  # the answer is owed
+    watchdog.heard(1.6)
+    assert watchdog.silent == 0
+    watchdog.look(1.75, owes=True)
+    watchdog.look(1000.0, owes=True)  # this process was suspended, or its loop was blocked
+    assert watchdog.silent < 1
+    for i in range(40):
+        watchdog.look(1000.25 + i / 4, owes=True)
+    assert watchdog.silent > 10

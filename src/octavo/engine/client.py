@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 
 from octavo.engine import ipc
-from octavo.engine.ipc import Done, EngineInfo, EngineOptions, Failure, Token, Update
+from octavo.engine.ipc import Done, EngineInfo, EngineOptions, Failure, Update
 from octavo.engine.replay import CrashLog, Entry, Replay
 from octavo.engine.stats import EngineStats
 from octavo.engine.stream import RequestStream
 from octavo.engine.supervisor import Death, EngineProcess
+from octavo.engine.watchdog import Watchdog
 from octavo.errors import (
     CapacityError,
     DeadlineError,
@@ -35,9 +36,6 @@ from octavo.tokenizer import Tokenizer
 
 log = logging.getLogger("octavo")
 
-_SLOWEST_MACS = 5e9  # multiply-adds a second: a tenth of what a slow machine does, so that no step is cut off wrongly
-_LONGEST_TICK = 0.25  # seconds between looks at the engine
-_PING_EVERY = 1.0  # seconds, when nothing runs
 _PING = ipc.Call(0, "ping")
 
 
@@ -74,7 +72,6 @@ class EngineClient:
         self.progress = 0  # steps done, over restarts
         self.restarts = 0
         self.stats = EngineStats()
-        self._stall_seconds = stall_seconds
         self._keep_alive = keep_alive
         self._module = module
         self._environment = environment
@@ -87,10 +84,7 @@ class EngineClient:
         self._replay = Replay()
         self._crashes = CrashLog()
         self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._first_tokens_due: set[int] = set()  # requests that may still be in their prefill
-        self._silent = 0.0
-        self._last_frame = time.monotonic()
-        self._pinged = False
+        self._watchdog = Watchdog(stall_seconds, time.monotonic())
 
     # Life
 
@@ -121,7 +115,7 @@ class EngineClient:
     @property
     def silent_seconds(self) -> float:
         """How long nothing has come from the engine that should have."""
-        return self._silent
+        return self._watchdog.silent
 
     async def close(self) -> None:
         """Ends the engine process; whoever reads a stream gets EngineClosedError. More than once is fine."""
@@ -211,7 +205,7 @@ class EngineClient:
         assert engine is not None or not entries
         for entry in entries:
             assert engine is not None
-            self._first_tokens_due.add(entry.number)
+            self._watchdog.first_tokens_due.add(entry.number)
             try:
                 engine.send(ipc.Submit(entry.number, entry.prompt_token_ids, entry.params, entry.emitted))
             except FrameError:
@@ -222,7 +216,7 @@ class EngineClient:
     def _cancel(self, entry: Entry) -> None:
         """The stream has ended; the engine must know."""
         self._close_timers(entry)
-        self._first_tokens_due.discard(entry.number)
+        self._watchdog.first_tokens_due.discard(entry.number)
         if self._replay.forget(entry) and self._engine is not None:
             self._engine.send(ipc.Cancel(entry.number))
 
@@ -233,7 +227,7 @@ class EngineClient:
     def _end(self, entry: Entry, outcome: Done | OctavoError) -> None:
         """The request is over, and not in the engine any more."""
         self._close_timers(entry)
-        self._first_tokens_due.discard(entry.number)
+        self._watchdog.first_tokens_due.discard(entry.number)
         self._replay.forget(entry)
         if entry.stream.open:
             entry.stream.end(outcome)
@@ -261,9 +255,7 @@ class EngineClient:
     def _on_message(self, engine: EngineProcess, message: ipc.FromEngine) -> None:
         if engine is not self._engine:
             return
-        self._silent = 0.0
-        self._last_frame = time.monotonic()
-        self._pinged = False
+        self._watchdog.heard(time.monotonic())
         match message:
             case ipc.Step(counters, updates):
                 self.progress += self.stats.absorb(counters)
@@ -298,14 +290,15 @@ class EngineClient:
                 self._submit(self._replay.left_engine(entry.number))
 
     def _on_tokens(self, entry: Entry, update: Update) -> None:
-        tokens = _new_tokens(entry, update.tokens)
+        now = self._watchdog.last_frame
+        tokens = entry.accept(update.tokens)
         if entry.first_token is None:
-            entry.first_token = self._last_frame
+            entry.first_token = now
             entry.stream.started = update.started
-        entry.last_item = self._last_frame
+        entry.last_item = now
         self.stats.generated_tokens += len(tokens)
         self._crashes.made_token()
-        self._first_tokens_due.discard(entry.number)
+        self._watchdog.first_tokens_due.discard(entry.number)
         if not self._replay.settled:
             withdraw, entries = self._replay.made_token(entry)
             if withdraw and self._engine is not None:
@@ -320,7 +313,7 @@ class EngineClient:
         started = entry.stream.started
         if started is None or entry.first_token is None:
             return done
-        moments = ipc.Moments(entry.arrival, started.first_scheduled, entry.first_token, self._last_frame)
+        moments = ipc.Moments(entry.arrival, started.first_scheduled, entry.first_token, self._watchdog.last_frame)
         return msgspec.structs.replace(done, cached_tokens=started.cached_tokens, timings=moments)
 
     # Supervision
@@ -358,11 +351,11 @@ class EngineClient:
         if self.info is not None:  # what fitted once must fit again: memory that others took meanwhile changes nothing
             memory = self.info.num_blocks * self.info.block_bytes
             options = msgspec.structs.replace(options, kv_memory=memory, max_model_len=self.info.max_model_len)
-        self._silent = 0.0
+        self._watchdog.engine_started()
         try:
             self._engine = engine = EngineProcess(self._module, self._environment, self._on_message)
         except OSError as error:
-            await asyncio.sleep(_LONGEST_TICK)
+            await asyncio.sleep(self._watchdog.tick)
             return Death(f"no engine process could be started: {error.strerror}", False)
         await engine.connect(options)
         told = await engine.hello
@@ -396,7 +389,7 @@ class EngineClient:
         self.restarts += 1
         self.stats.engine_ended()
         self._engine = None
-        self._first_tokens_due.clear()
+        self._watchdog.engine_started()
         error = EngineUnavailableError(f"{death.reason} and is being restarted")
         self._fail_calls(error)
         for entry in self._replay.engine_died(own_fault=death.own_fault):
@@ -410,43 +403,27 @@ class EngineClient:
         log.error("%s; it is started again, %d requests wait", death.reason, len(self._replay.entries))
         self._go(EngineState.RESTARTING, f"{death.reason} and is being restarted")
 
-    def _step_limit(self) -> float:
-        """Seconds of silence that are too many, by what the step at hand can be."""
-        info, stats = self.info, self.stats
-        if info is None:
-            return self._stall_seconds
-        only_decodes = not self._first_tokens_due and stats.waiting == 0 and stats.step_rows <= stats.running
-        rows = stats.running if only_decodes else info.max_rows
-        return self._stall_seconds + rows * info.macs_per_token / _SLOWEST_MACS
-
     async def _watch(self) -> None:
-        """Time counts only while this loop turns: a process that was itself suspended must not blame the engine."""
-        tick = min(_LONGEST_TICK, self._stall_seconds / 4, self._keep_alive / 2)
-        before = time.monotonic()
+        watchdog = self._watchdog
         while True:
-            await asyncio.sleep(tick)
+            await asyncio.sleep(min(watchdog.tick, self._keep_alive / 2))
             now = time.monotonic()
-            elapsed, before = min(now - before, 2 * tick), now
             self._keep_streams_alive(now)
             engine = self._engine
             if engine is None or engine.ended.done():
                 continue
-            owes = self._first_tokens_due or self.stats.running or self.stats.waiting or self._calls or self._pinged
-            loading = not engine.hello.done()
-            if owes or loading:
-                self._silent += elapsed
-                if self._silent > self._step_limit():
-                    await self._kill_stalled(engine)
-            elif now - self._last_frame > _PING_EVERY:
-                self._pinged = True
+            owes = not engine.hello.done() or self.stats.running > 0 or self.stats.waiting > 0 or bool(self._calls)
+            if watchdog.look(now, owes=owes):
                 engine.send(_PING)
+            if watchdog.silent > watchdog.limit(self.info, self.stats):
+                await self._kill_stalled(engine)
 
     async def _kill_stalled(self, engine: EngineProcess) -> None:
         stopped = engine.is_stopped()
         if not stopped:
             engine.ask_where()
-            await asyncio.sleep(min(0.2, self._stall_seconds / 4))
-        engine.kill(Death(f"the engine did nothing for {self._silent:.1f} s", own_fault=not stopped))
+            await asyncio.sleep(self._watchdog.tick)
+        engine.kill(Death(f"the engine did nothing for {self._watchdog.silent:.1f} s", own_fault=not stopped))
 
     def _keep_streams_alive(self, now: float) -> None:
         if self.state is EngineState.READY:
@@ -455,23 +432,6 @@ class EngineClient:
             if now - entry.last_item >= self._keep_alive:
                 entry.last_item = now
                 entry.stream.pause()
-
-
-def _new_tokens(entry: Entry, tokens: list[Token]) -> list[Token]:
-    """Those the reader has not; counts them as emitted. Raises FrameError for what can't come next."""
-    known = 0
-    for token in tokens:
-        if not 0 <= token.index < len(entry.emitted):
-            raise FrameError(f"a token of output {token.index}")
-        ids = entry.emitted[token.index]
-        if token.position > len(ids):
-            raise FrameError(f"token {token.position} where {len(ids)} comes next")
-        if token.position < len(ids):
-            known += 1
-            token.position = -1
-        else:
-            ids.append(token.token_id)
-    return tokens if not known else [token for token in tokens if token.position >= 0]
 
 
 def _load_tokenizer(path: str) -> Tokenizer:

@@ -11,7 +11,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from octavo.engine.ipc import Token
 from octavo.engine.stream import RequestStream
+from octavo.errors import FrameError
 from octavo.params import SamplingParams
 
 # A death that anybody may have caused (kill -9, SIGSTOP) counts against the one that ran alone only the second time.
@@ -31,6 +33,22 @@ class Entry:
     first_token: float | None = None
     emitted: list[list[int]] = field(default_factory=list)  # an entry for each of the n outputs
     solo_deaths: int = 0
+
+    def accept(self, tokens: list[Token]) -> list[Token]:
+        """Counts tokens as emitted; returns those that were not yet. Raises FrameError for what can't come next."""
+        known = False
+        for token in tokens:
+            if not 0 <= token.index < len(self.emitted):
+                raise FrameError(f"a token of output {token.index}, where there are {len(self.emitted)} outputs")
+            ids = self.emitted[token.index]
+            if token.position > len(ids):
+                raise FrameError(f"token {token.position} of an output, where {len(ids)} comes next")
+            if token.position == len(ids):
+                ids.append(token.token_id)
+            else:
+                known = True
+                token.index = -1
+        return [token for token in tokens if token.index >= 0] if known else tokens
 
 
 class Replay:

@@ -51,7 +51,8 @@ class EngineProcess(asyncio.Protocol):
                     stdout=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
-                    env=None if environment is None else dict(environment),
+                    # Whatever lies in the working directory is not ours to import.
+                    env={**(os.environ if environment is None else environment), "PYTHONSAFEPATH": "1"},
                 )
             except OSError:
                 self._ours.close()
@@ -115,7 +116,8 @@ class EngineProcess(asyncio.Protocol):
         if self._cause is not None:
             return self._cause
         if code < 0:
-            return Death(f"the engine was ended by {signal.Signals(-code).name}", -code in _OWN_SIGNALS)
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+            return Death(f"the engine was ended by {name}", -code in _OWN_SIGNALS)
         return Death(f"the engine ended with status {code}", code > 0)
 
     def _close(self) -> None:
