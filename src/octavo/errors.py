@@ -84,3 +84,26 @@ class SlowReaderError(OctavoError):
 
 class FrameError(OctavoError, ValueError):
     """A message between processes is longer than allowed or malformed."""
+
+
+class ConfigError(OctavoError, ValueError):
+    """A setting of the server is wrong; the message names the flag, the variable or the file it came from."""
+
+    def __init__(self, what: str, allowed: str) -> None:
+        super().__init__(f"{what} is not allowed: {allowed}")
+
+
+class OverloadedError(OctavoError):
+    """No room for another request now; `retry_after`: in how many seconds there should be."""
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class DrainingError(OctavoError):
+    """The server is being shut down and takes no new requests; `retry_after`: when another may be there."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__("the server is shutting down and takes no new requests")
+        self.retry_after = retry_after
