@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from octavo.engine.client import EngineClient, EngineState
 from octavo.engine.ipc import EngineOptions
@@ -68,7 +70,8 @@ async def until(condition: Any, seconds: float = 20.0) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
-def test_streams_get_the_same_tokens_whatever_ends_the_engine(folder: Path, number: int) -> None:
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_streams_get_the_same_tokens_whatever_ends_the_engine(folder: Path, number: int, new_loop: Any) -> None:
     async def main() -> None:
         async with open_client(folder, faults=SLOW, stall_seconds=1.0) as client:
             expected = await answers(client, CASES)
@@ -86,7 +89,8 @@ def test_streams_get_the_same_tokens_whatever_ends_the_engine(folder: Path, numb
             assert client.stats.generated_tokens == 2 * sum(len(one.tokens) for one in heard)
             assert await answers(client, CASES) == expected
 
-    asyncio.run(main())
+    with closing(new_loop()) as loop:
+        loop.run_until_complete(main())
 
 
 def test_a_request_without_a_seed_keeps_the_one_it_was_given_first(folder: Path) -> None:
