@@ -67,6 +67,7 @@ MAX_API_KEYS = 10_000
 MAX_API_KEY_CHARS = 512
 MAX_REQUEST_ID_CHARS = 128
 MAX_SERVER_CONFIG_BYTES = 1 << 20
+SHORT_BODY_BYTES = 64 << 10  # longer ones are read on a thread of their own
 MAX_JSON_DEPTH = 64
 MAX_PROMPTS = 64  # in one completion request
 MAX_REQUEST_SEQUENCES = 256  # prompts x n

@@ -166,6 +166,8 @@ def bombs() -> dict[str, bytes]:
         "many lists": b'{"prompt":[' + b"[]," * (huge // 3 - 10) + b"[]]}",
         "many prompts": json.dumps({"prompt": ["x"] * 100_000}).encode(),
         "a long prompt": json.dumps({"prompt": "a" * (huge - 100)}).encode(),
+        "a long prompt to cut": json.dumps({"prompt": "a" * (huge - 100), "truncate_prompt_tokens": 1}).encode(),
+        "long prompts": json.dumps({"prompt": ["a" * 1000] * 64}).encode(),
         "many ids": json.dumps({"prompt": [7] * 200_000}).encode(),
         "many stops": json.dumps({"prompt": "x", "stop": ["y"] * 100_000}).encode(),
         "many biases": json.dumps({"prompt": "x", "logit_bias": {str(i): 1 for i in range(50_000)}}).encode(),
@@ -316,6 +318,6 @@ def test_requests_before_the_model_is_there_are_told_to_come_back(tmp_path: Path
                 assert int(response.headers["retry-after"]) > 0
             health = await client.get("/")
             assert (health.status_code, health.json()["error_type"]) == (503, "healthcheck")
-        state.threads.shutdown()
+        state.close()
 
     asyncio.run(main())

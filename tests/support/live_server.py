@@ -70,7 +70,7 @@ async def _main(
             made["live"] = LiveServer(f"http://127.0.0.1:{port}", state, records, asyncio.get_running_loop())
             ready.set()
             await serving
-            state.threads.shutdown()
+            state.close()
     except BaseException as error:
         made["error"] = error
     finally:

@@ -98,7 +98,9 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def answer(self, body: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
-        data = json_bytes(body)
+        await self.answer_json(json_bytes(body), status, headers)
+
+    async def answer_json(self, data: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
         fixed = {"content-type": "application/json", "content-length": str(len(data))}
         await self.start(status, {**fixed, **(headers or {})})
         await self.finish(data)
@@ -127,10 +129,10 @@ class Endpoint:
     def __init__(self, state: ServerState, handler: Handler, surface: str) -> None:
         self._state = state
         self._handler = handler
-        self._surface = surface
+        self.surface = surface
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._surface)
+        exchange = Exchange(scope, receive, send, self.surface)
         record = exchange.record
         try:
             try:

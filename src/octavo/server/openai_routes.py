@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from octavo import limits
 from octavo.server.errors import ApiError
 from octavo.server.exchange import OPENAI, Endpoint, Exchange, Receive, Send
 from octavo.server.generation import running
 from octavo.server.openai_prepare import check_model, prepare_chat, prepare_completion
-from octavo.server.openai_shapes import Answer, whole_answer
+from octavo.server.openai_shapes import Answer, collect, whole_answer
 from octavo.server.sse import ChunkRenderer
 from octavo.server.state import Scope, ServerState
 from octavo.server.streaming import stream_answer
@@ -29,19 +30,26 @@ def routes(state: ServerState) -> list[Route]:
 
 
 async def completions(state: ServerState, exchange: Exchange, body: bytes) -> None:
-    await _respond(state, exchange, await state.in_thread(prepare_completion, state, exchange, body))
+    await _respond(state, exchange, await state.in_thread(len(body), prepare_completion, state, exchange, body))
 
 
 async def chat_completions(state: ServerState, exchange: Exchange, body: bytes) -> None:
-    await _respond(state, exchange, await state.in_thread(prepare_chat, state, exchange, body))
+    await _respond(state, exchange, await state.in_thread(len(body), prepare_chat, state, exchange, body))
 
 
 async def _respond(state: ServerState, exchange: Exchange, answer: Answer) -> None:
     async with running(state, exchange, answer.generation) as run:
         if answer.generation.stream:
             await stream_answer(exchange, run, ChunkRenderer(run, answer), state.keep_alive)
-        else:
-            await exchange.answer(await whole_answer(run, answer, state.tokenizer.token_text))
+            return
+        choices = await collect(run)
+        token_text = state.tokenizer.token_text
+        if answer.most_logprobs is None and not answer.prompt_logprobs:
+            data = whole_answer(run, answer, choices, token_text)
+        else:  # thousands of small objects: not on the loop
+            size = limits.SHORT_BODY_BYTES + 1
+            data = await state.in_thread(size, whole_answer, run, answer, choices, token_text)
+        await exchange.answer_json(data)
 
 
 class Models:

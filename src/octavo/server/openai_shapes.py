@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.engine.ipc import Token, TokenLogprob
+from octavo.server.errors import json_bytes
 from octavo.server.generation import Generation, Running
 
 _LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot say
@@ -136,7 +137,9 @@ def prompt_logprobs(entries: Sequence[list[TokenLogprob] | None] | None) -> list
 
 
 @dataclass(slots=True)
-class _Choice:
+class Choice:
+    """What has come of one choice."""
+
     texts: list[str] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
 
@@ -145,14 +148,18 @@ class _Choice:
         self.tokens.append(token)
 
 
-async def whole_answer(run: Running, answer: Answer, token_text: Callable[[int], str]) -> dict[str, Any]:
-    """The answer in one piece, from the same tokens that a stream is made of. token_text: a token id's text."""
-    generation = answer.generation
-    n = generation.n
-    choices = [_Choice() for _ in range(n * len(generation.prompts))]
+async def collect(run: Running) -> list[Choice]:
+    """All tokens of all choices: the same that a stream is made of."""
+    n = run.generation.n
+    choices = [Choice() for _ in range(n * len(run.generation.prompts))]
     async for prompt, tokens in run.events:
         for token in tokens:
             choices[prompt * n + token.index].add(token)
+    return choices
+
+
+def whole_answer(run: Running, answer: Answer, choices: list[Choice], token_text: Callable[[int], str]) -> bytes:
+    """The answer in one piece, as JSON. token_text: a token id's text."""
     body = answer.head()
     make = _chat_choice if answer.chat else _completion_choice
     body["choices"] = [make(run, answer, index, choice, token_text) for index, choice in enumerate(choices)]
@@ -160,13 +167,13 @@ async def whole_answer(run: Running, answer: Answer, token_text: Callable[[int],
     if answer.chat:
         done = run.done[0]
         if answer.return_token_ids:
-            body["prompt_token_ids"] = generation.prompts[0].ids
+            body["prompt_token_ids"] = answer.generation.prompts[0].ids
         if answer.prompt_logprobs:
             body["prompt_logprobs"] = prompt_logprobs(done.prompt_logprobs)
-    return body
+    return json_bytes(body)
 
 
-def _ending(run: Running, answer: Answer, index: int, choice: _Choice) -> dict[str, Any]:
+def _ending(run: Running, answer: Answer, index: int, choice: Choice) -> dict[str, Any]:
     last = choice.tokens[-1]
     ending: dict[str, Any] = {
         "finish_reason": "length" if answer.generation.hides_output else last.finish_reason,
@@ -179,7 +186,7 @@ def _ending(run: Running, answer: Answer, index: int, choice: _Choice) -> dict[s
 
 
 def _chat_choice(
-    run: Running, answer: Answer, index: int, choice: _Choice, token_text: Callable[[int], str]
+    run: Running, answer: Answer, index: int, choice: Choice, token_text: Callable[[int], str]
 ) -> dict[str, Any]:
     logprobs = None
     if answer.most_logprobs is not None:
@@ -189,7 +196,7 @@ def _chat_choice(
 
 
 def _completion_choice(
-    run: Running, answer: Answer, index: int, choice: _Choice, token_text: Callable[[int], str]
+    run: Running, answer: Answer, index: int, choice: Choice, token_text: Callable[[int], str]
 ) -> dict[str, Any]:
     generation = answer.generation
     prompt = index // generation.n

@@ -24,10 +24,13 @@ class EncodedPrompt:
     ids: list[int]
 
 
-def encode_text(state: ServerState, text: str, *, special: bool, truncate: int | None = None) -> EncodedPrompt:
-    """Raises CapacityError for a text of so many bytes that its tokens cannot fit, before they are made."""
+def encode_text(state: ServerState, text: str, *, special: bool) -> EncodedPrompt:
+    """Raises CapacityError for a text of so many bytes that its tokens cannot fit, before they are made.
+
+    Also where it is to be truncated: no client may have us read what is many times what it can use.
+    """
     most = state.most_prompt_tokens
-    if truncate is None and len(text) * 4 > most:  # else it has too few bytes even as all emoji
+    if len(text) * 4 > most:  # else it has too few bytes even as all emoji
         size = len(text.encode("utf-8", "replace"))
         if size > most * state.longest_token:
             raise CapacityError(
@@ -46,7 +49,7 @@ def completion_prompts(state: ServerState, request: CompletionRequest) -> list[E
     found = []
     for i, prompt in enumerate(listed):
         if isinstance(prompt, str):
-            encoded = encode_text(state, prompt, special=special, truncate=request.truncate_prompt_tokens)
+            encoded = encode_text(state, prompt, special=special)
         else:
             encoded = EncodedPrompt(None, prompt)
         found.append(_within(state, encoded, request.truncate_prompt_tokens, "prompt" if single else f"prompt[{i}]"))
@@ -77,19 +80,19 @@ def chat_prompt(state: ServerState, request: ChatCompletionRequest) -> EncodedPr
         variables=request.chat_template_kwargs,
     )
     special = bool(request.add_special_tokens)
-    encoded = encode_text(state, text, special=special, truncate=request.truncate_prompt_tokens)
+    encoded = encode_text(state, text, special=special)
     return _within(state, encoded, request.truncate_prompt_tokens, "messages")
 
 
 def _within(state: ServerState, prompt: EncodedPrompt, truncate: int | None, name: str) -> EncodedPrompt:
-    """Cut to the last `truncate` tokens, and no longer than the operator allows."""
+    """Cut to the last `truncate` tokens, and no longer than is allowed."""
     if truncate is not None and truncate > 0:
         prompt.ids = prompt.ids[-truncate:]
     if not prompt.ids:
         raise InvalidParameterError(name, prompt.text if prompt.text is not None else [], "at least one token")
-    most = state.max_input_tokens
-    if most is not None and len(prompt.ids) > most:
-        raise CapacityError(f"{name} has {len(prompt.ids)} tokens; this server takes at most {most}")
+    most = state.most_prompt_tokens
+    if len(prompt.ids) > most:
+        raise CapacityError(f"{name} has {len(prompt.ids)} tokens; at most {most} prompt tokens are allowed")
     return prompt
 
 

@@ -93,8 +93,8 @@ async def _admit_all(scope: Scope, cost: RequestCost) -> AsyncIterator[Admitted]
     yield Admitted()
 
 
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(2, thread_name_prefix="octavo-text")
+def _threads(name: str, count: int) -> Callable[[], ThreadPoolExecutor]:
+    return lambda: ThreadPoolExecutor(count, thread_name_prefix=name)
 
 
 @dataclass
@@ -115,7 +115,8 @@ class ServerState:
     admission: Admission = _admit_all
     observe: Callable[[RequestRecord], None] = lambda record: None
     salt: Callable[[Scope, str | None], str | None] = lambda scope, asked: asked
-    threads: ThreadPoolExecutor = field(default_factory=_threads)
+    short_threads: ThreadPoolExecutor = field(default_factory=_threads("octavo-text", 2))
+    long_threads: ThreadPoolExecutor = field(default_factory=_threads("octavo-long-text", 1))
     created: int = field(default_factory=lambda: int(time.time()))
     _longest_token: int = 0
 
@@ -146,6 +147,15 @@ class ServerState:
             self._longest_token = max(1, *(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)))
         return self._longest_token
 
-    async def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs what takes long with a long text (JSON, templates, tokenising) beside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, lambda: function(*args, **kwargs))
+    async def in_thread(self, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs what grows with a body of `size` bytes (JSON, templates, tokenising) beside the event loop.
+
+        Long bodies wait for each other, short ones never for them.
+        """
+        threads = self.short_threads if size <= limits.SHORT_BODY_BYTES else self.long_threads
+        return await asyncio.get_running_loop().run_in_executor(threads, lambda: function(*args, **kwargs))
+
+    def close(self) -> None:
+        """Ends the threads once what they do is done."""
+        self.short_threads.shutdown()
+        self.long_threads.shutdown()

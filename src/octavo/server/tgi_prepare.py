@@ -18,7 +18,7 @@ from octavo.server.schema import TgiParameters, TgiRequest, decode, renamed, unk
 from octavo.server.state import ServerState
 
 _U64 = 1 << 64
-_NAMES = {"max_tokens": "max_new_tokens", "logprobs": "top_n_tokens", "n": "best_of"}
+_NAMES = {"prompt": "inputs", "max_tokens": "max_new_tokens", "logprobs": "top_n_tokens", "n": "best_of"}
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ def prepare_generate(state: ServerState, exchange: Exchange, body: bytes, route:
         )
     except InvalidParameterError as error:
         raise renamed(error, _NAMES) from None
-    prompt = encode_text(state, request.inputs, special=True, truncate=given.truncate)
+    prompt = encode_text(state, request.inputs, special=True)
     if given.truncate is not None:
         prompt.ids = prompt.ids[-given.truncate :]
     most = state.most_prompt_tokens

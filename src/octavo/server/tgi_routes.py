@@ -39,14 +39,14 @@ def routes(state: ServerState) -> list[Route]:
 
 
 async def _generate(route: str, state: ServerState, exchange: Exchange, body: bytes) -> None:
-    answer = await state.in_thread(prepare_generate, state, exchange, body, route)
+    answer = await state.in_thread(len(body), prepare_generate, state, exchange, body, route)
     exchange.headers |= {"x-compute-type": _COMPUTE_TYPE, "x-compute-characters": str(len(answer.inputs))}
     async with running(state, exchange, answer.generation) as run:
         if answer.generation.stream:
             await stream_answer(exchange, run, EventRenderer(run, answer, state), state.keep_alive)
         else:
-            body_ = await _whole(run, answer, state)
-            await exchange.answer([body_] if answer.pipeline else body_, headers=_times(exchange, run))
+            found = await _whole(run, answer, state)
+            await exchange.answer([found] if answer.pipeline else found, headers=_times(exchange, run))
 
 
 def _times(exchange: Exchange, run: Running) -> dict[str, str]:
@@ -236,7 +236,7 @@ def _info(state: ServerState) -> dict[str, Any]:
         "max_stop_sequences": limits.TGI_MAX_STOP_SEQUENCES,
         "max_input_tokens": state.most_prompt_tokens,
         "max_total_tokens": info.max_model_len,
-        "validation_workers": state.threads._max_workers,
+        "validation_workers": state.short_threads._max_workers,
         "max_client_batch_size": limits.MAX_PROMPTS,
         "router": "octavo",
         "version": __version__,

@@ -27,15 +27,15 @@ def routes(state: ServerState) -> list[Route]:
 
 
 async def tokenize(state: ServerState, exchange: Exchange, body: bytes) -> None:
-    await exchange.answer(await state.in_thread(_tokenized, state, exchange, body))
+    await exchange.answer(await state.in_thread(len(body), _tokenized, state, exchange, body))
 
 
 async def detokenize(state: ServerState, exchange: Exchange, body: bytes) -> None:
-    await exchange.answer(await state.in_thread(_detokenized, state, exchange, body))
+    await exchange.answer(await state.in_thread(len(body), _detokenized, state, exchange, body))
 
 
 async def chat_tokenize(state: ServerState, exchange: Exchange, body: bytes) -> None:
-    await exchange.answer(await state.in_thread(_chat_tokenized, state, exchange, body))
+    await exchange.answer(await state.in_thread(len(body), _chat_tokenized, state, exchange, body))
 
 
 def _tokenized(state: ServerState, exchange: Exchange, body: bytes) -> Any:
