@@ -47,6 +47,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llm(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def uvloop_has_its_descriptors() -> None:
+    """Two for the process, from its first loop on."""
+    with closing(uvloop.new_event_loop()) as loop:
+        loop.run_until_complete(asyncio.sleep(0))
+
+
 @pytest.fixture(autouse=True)
 def no_descriptor_leaks() -> Iterator[None]:
     before = clients.open_fds()
