@@ -362,6 +362,10 @@ def test_silence_is_measured_by_what_the_step_may_be() -> None:
     watchdog, stats = Watchdog(10.0, 0.0), EngineStats()
     big = info(macs_per_token=7_000_000_000, max_rows=512)
     assert watchdog.limit(None, stats) == 10.0
+    watchdog.engine_started()
+    assert watchdog.limit(None, stats) == 30.0  # until its libraries are loaded
+    watchdog.heard(0.0)
+    assert watchdog.limit(None, stats) == 10.0
     stats.absorb(ipc.Counters(running=4, step_rows=4))
     decoding = watchdog.limit(big, stats)
     assert 10 < decoding < 20

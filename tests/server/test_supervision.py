@@ -156,7 +156,7 @@ def test_requests_that_come_while_the_engine_is_away_wait_for_it(folder: Path) -
 # Whose fault it was
 
 
-@pytest.mark.parametrize("how", ["segv", "exit", "kill", "hang", "stop"])
+@pytest.mark.parametrize("how", ["segv", "exit", "raise", "kill", "hang", "stop"])
 def test_a_poison_request_gets_its_error_and_harms_nobody(folder: Path, how: str) -> None:
     async def main() -> None:
         faults = {**SLOW, "poison": POISON, "how": how}

@@ -1,8 +1,8 @@
 """An engine process with planted faults, run in place of octavo.engine.process; FAULTS holds them as JSON.
 
 step_seconds: each step takes that much longer. poison: a step that reads these token ids in a row ends the process by
-`how`: "segv", "exit", "kill", "hang" or "stop". doomed: a file; while it is there any step ends the process. other: a
-file; while it is there the arithmetic has another name.
+`how`: "segv", "exit", "raise", "kill", "hang" or "stop". doomed: a file; while it is there any step ends the process.
+other: a file; while it is there the arithmetic has another name.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ def _fail(how: str) -> None:
     match how:
         case "exit":
             os._exit(3)
+        case "raise":
+            raise ValueError("planted")
         case "hang":
             while True:
                 pass

@@ -37,6 +37,7 @@ from octavo.tokenizer import Tokenizer
 log = logging.getLogger("octavo")
 
 _PING = ipc.Call(0, "ping")
+_OVERDUE = "the request was still in the queue at its queue deadline"
 
 
 class EngineState(enum.Enum):
@@ -167,6 +168,7 @@ class EngineClient:
         *,
         deadline: float | None = None,
         first_token_deadline: float | None = None,
+        queue_deadline: float | None = None,
     ) -> RequestStream:
         """Queues a request. Never blocks or raises: errors come out of the stream. Deadlines: time.monotonic()."""
         loop = asyncio.get_running_loop()
@@ -184,6 +186,8 @@ class EngineClient:
         if first_token_deadline is not None:
             late = max(0.0, first_token_deadline - now)
             stream.timers.append(loop.call_later(late, self._too_late, entry, "the first token"))
+        if queue_deadline is not None:
+            stream.timers.append(loop.call_later(max(0.0, queue_deadline - now), self._overdue, entry))
         self._submit(self._replay.take(entry))
         return stream
 
@@ -223,6 +227,16 @@ class EngineClient:
     def _too_late(self, entry: Entry, what: str) -> None:
         if what != "the first token" or entry.first_token is None:
             entry.stream.cancel(DeadlineError(f"{what} was not there by the request's deadline"))
+
+    def _overdue(self, entry: Entry) -> None:
+        """Only the engine knows whether a request without a token is still in the queue."""
+        if entry.first_token is not None:
+            return
+        if self._replay.is_aboard(entry) and self._engine is not None:
+            entry.overdue = True
+            self._engine.send(ipc.Cancel(entry.number, queued=True))
+        else:
+            entry.stream.cancel(DeadlineError(_OVERDUE))
 
     def _end(self, entry: Entry, outcome: Done | OctavoError) -> None:
         """The request is over, and not in the engine any more."""
@@ -286,6 +300,8 @@ class EngineClient:
                 self._end(entry, self._complete(entry, done))
             case Failure() as failure:
                 self._end(entry, failure.error())
+            case ipc.Cancelled() if entry.overdue and entry.first_token is None:
+                self._end(entry, DeadlineError(_OVERDUE))
             case ipc.Cancelled():
                 self._submit(self._replay.left_engine(entry.number))
 
@@ -420,7 +436,7 @@ class EngineClient:
 
     async def _kill_stalled(self, engine: EngineProcess) -> None:
         stopped = engine.is_stopped()
-        if not stopped:
+        if not stopped and engine.hello.done():
             engine.ask_where()
             await asyncio.sleep(self._watchdog.tick)
         engine.kill(Death(f"the engine did nothing for {self._watchdog.silent:.1f} s", own_fault=not stopped))

@@ -204,7 +204,10 @@ class Submit(msgspec.Struct, array_like=True, tag=2):
 
 
 class Cancel(msgspec.Struct, array_like=True, tag=3):
+    """queued: only if no step has computed anything of it yet."""
+
     number: int
+    queued: bool = False
 
 
 class Call(msgspec.Struct, array_like=True, tag=4):

@@ -108,6 +108,7 @@ class EngineServer:
     def __init__(self, connection: socket.socket, engine: Engine) -> None:
         self._connection = connection
         self._engine = engine
+        engine.raises_step_errors = True
         self._frames = ipc.FrameReader()
         self._updates: dict[int, Update] = {}
         self._answers = False  # a frame is due even if nothing happened
@@ -152,7 +153,9 @@ class EngineServer:
         match message:
             case ipc.Submit():
                 self._submit(message)
-            case ipc.Cancel(number):
+            case ipc.Cancel(number, queued):
+                if queued and self._engine.is_scheduled(str(number)):
+                    return
                 if not self._engine.cancel(str(number)):
                     self._updates.setdefault(number, Update(number, [])).end = ipc.Cancelled()
             case ipc.Call():

@@ -33,6 +33,7 @@ class Entry:
     first_token: float | None = None
     emitted: list[list[int]] = field(default_factory=list)  # an entry for each of the n outputs
     solo_deaths: int = 0
+    overdue: bool = False  # still in the queue at its queue deadline, unless the engine knows better
 
     def accept(self, tokens: list[Token]) -> list[Token]:
         """Counts tokens as emitted; returns those that were not yet. Raises FrameError for what can't come next."""
