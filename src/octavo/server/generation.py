@@ -117,6 +117,7 @@ async def running(state: ServerState, exchange: Exchange, generation: Generation
                         params,
                         deadline=admitted.deadline,
                         first_token_deadline=admitted.first_token_deadline,
+                        queue_deadline=admitted.queue_deadline,
                     )
                 )
             run = Running(generation, streams)

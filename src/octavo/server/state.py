@@ -45,6 +45,7 @@ class Admitted:
 
     deadline: float | None = None
     first_token_deadline: float | None = None
+    queue_deadline: float | None = None
     first_token: Callable[[], None] = lambda: None
 
 
