@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from octavo.cli import terminal
 from octavo.server.config import ServerConfig, flag_options, load_config, show_config
+
+if TYPE_CHECKING:
+    from octavo.engine.ipc import EngineInfo
 
 
 def _serve(model: str | None, config: Path | None, print_config: bool, given: dict[str, Any]) -> None:
@@ -34,9 +39,26 @@ def _serve(model: str | None, config: Path | None, print_config: bool, given: di
 def _run(config: ServerConfig) -> None:
     from octavo.server.lifecycle import run
 
-    code = run(config)
+    print(terminal.dim(f"octavo: loading {config.model} ...", sys.stderr), file=sys.stderr)
+    code = run(config, lambda info, where: _announce(config, info, where))
     if code:
         raise typer.Exit(code)
+
+
+def _announce(config: ServerConfig, info: EngineInfo, where: str) -> None:
+    has_key = bool(config.api_key or config.api_key_file)
+    key = ' -H "authorization: Bearer $KEY"' if has_key else ""
+    call = f"--unix-socket {config.uds} http://octavo" if config.uds is not None else where
+    body = '{"messages": [{"role": "user", "content": "Hello"}]}'
+    lines = [
+        f"  {info.kv_memory}",
+        f"  curl {call}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'",
+    ]
+    if not has_key and config.uds is None and config.host not in ("127.0.0.1", "::1", "localhost"):
+        lines.append("  anybody who reaches this address may use the server: --api-key asks for a key")
+    name = config.model_names[0]
+    print(f"octavo: {name} is ready at {where} (loaded in {info.load_seconds:.1f} s)", file=sys.stderr)
+    print(terminal.dim("\n".join(lines), sys.stderr), file=sys.stderr, flush=True)
 
 
 def _command() -> Callable[..., None]:
