@@ -307,6 +307,20 @@ def test_deadlines_end_a_request_that_is_late_and_no_other(folder: Path) -> None
     asyncio.run(main())
 
 
+def test_a_queue_deadline_ends_what_is_still_queued_and_nothing_that_runs(folder: Path) -> None:
+    async def main() -> None:
+        async with open_client(folder, faults=SLOW, max_num_seqs=1) as client:
+            soon = time.monotonic() + 0.3
+            runs = client.submit("runs", [5], ENDLESS, queue_deadline=soon)
+            queued = client.submit("queued", [6], ENDLESS, queue_deadline=soon)
+            late = await hear(queued)
+            assert isinstance(late.error, DeadlineError)
+            assert late.tokens == []
+            assert (await hear(runs)).done is not None
+
+    asyncio.run(main())
+
+
 # Beginnings and ends
 
 

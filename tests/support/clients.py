@@ -14,6 +14,7 @@ from typing import Any
 from octavo.engine.client import EngineClient, EngineState
 from octavo.engine.ipc import Done, EngineOptions, Token
 from octavo.engine.stream import RequestStream
+from octavo.limits import MAX_BATCH_SEQUENCES
 from octavo.params import SamplingParams
 from tests.support import faulty_engine
 from tests.support.llms import environment
@@ -26,7 +27,8 @@ async def open_client(
     folder: Path, *, faults: dict[str, Any] | None = None, **tuning: Any
 ) -> AsyncIterator[EngineClient]:
     """At the end nothing of it may be left: neither process nor block."""
-    options = EngineOptions(model=str(folder), threads=1, kv_memory=tuning.pop("kv_memory", "2MB"))
+    most = tuning.pop("max_num_seqs", 64)
+    options = EngineOptions(model=str(folder), threads=1, kv_memory="2MB", max_num_seqs=most)
     variables = environment()
     if faults is not None:
         variables[faulty_engine.VARIABLE] = json.dumps(faults)
