@@ -18,6 +18,7 @@ from octavo.server.ops import Ops
 from octavo.server.state import RequestRecord, Scope, ServerState
 
 if TYPE_CHECKING:
+    from starlette.routing import Route
     from starlette.types import ASGIApp
 
     from octavo.engine.client import EngineClient
@@ -31,10 +32,11 @@ REQUEST_ID = "octavo.request_id"  # scope key
 
 @dataclass(slots=True)
 class Server:
-    """app: the main listener's. ops_app: the ops listener's, without keys."""
+    """app: the main listener's, with `routes`. ops_app: the ops listener's, without keys."""
 
     app: ASGIApp
     ops_app: ASGIApp
+    routes: list[Route]
     state: ServerState
     admission: Admission
     metrics: Metrics
@@ -83,7 +85,7 @@ def build(config: ServerConfig, engine: EngineClient) -> Server:
         app = _with_cors(app, config.cors_origin)
     own = Starlette(routes=[ops.livez, ops.readyz, ops.metrics], exception_handlers=handlers)
     own.router.redirect_slashes = False
-    return Server(RequestIds(app), own, state, admission, metrics, ops)
+    return Server(RequestIds(app), own, [*ops_routes, *surface_routes], state, admission, metrics, ops)
 
 
 def _with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:

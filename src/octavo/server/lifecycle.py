@@ -136,9 +136,9 @@ async def _serve(config: ServerConfig, main: list[socket.socket], ops: list[sock
     )
     server = build(config, engine)
     signals = _Signals()
-    listeners = [(_uvicorn(config, server.app), main)]
+    listeners = [(http_listener(config, server.app), main)]
     if ops:
-        listeners.append((_uvicorn(config, server.ops_app), ops))
+        listeners.append((http_listener(config, server.ops_app), ops))
     serving = [asyncio.ensure_future(each.serve(sockets)) for each, sockets in listeners]
     ready = asyncio.ensure_future(engine.wait_ready())
     stopping = asyncio.ensure_future(signals.wait(1))
@@ -191,7 +191,7 @@ def engine_options(config: ServerConfig) -> Any:
     )
 
 
-def _uvicorn(config: ServerConfig, app: Any) -> uvicorn.Server:
+def http_listener(config: ServerConfig, app: Any) -> uvicorn.Server:
     import uvicorn
 
     from octavo.server.connection import ConnectionBounds, connection_class
