@@ -1,4 +1,4 @@
-"""Keys: nothing but /livez without one, whatever the request looks like; and each key's prompts in a cache of its own."""
+"""Keys: nothing but /livez without one, whatever the request looks like; each key's prompts in a cache of its own."""
 
 from __future__ import annotations
 

@@ -88,6 +88,13 @@ def completion_request(**options: Any) -> bytes:
     return head.encode() + b"\r\n\r\n" + body
 
 
+def read_answer(connection: socket.socket) -> Answer:
+    """One answer; the connection stays open."""
+    answer = http.client.HTTPResponse(connection)
+    answer.begin()
+    return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+
+
 def read_all(connection: socket.socket) -> bytes:
     """Until the server ends the connection."""
     data = b""

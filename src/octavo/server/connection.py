@@ -28,7 +28,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """Seconds and bytes. body_bytes: what is read of a body that nobody wants any more, before the connection ends."""
+    """Seconds; body_bytes: the longest body that a route takes."""
 
     header_seconds: float
     body_seconds: float
@@ -152,7 +152,9 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        if self._body_bytes > 2 * self._bounds.body_bytes:  # it was answered long ago, and goes on
+        if (
+            self._body_bytes > self._bounds.body_bytes + limits.MAX_DISCARDED_BYTES
+        ):  # it was answered long ago, and goes on
             self.transport.abort()
             return
         super().on_body(body)

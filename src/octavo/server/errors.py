@@ -39,6 +39,7 @@ _BY_STATUS = {
     405: (_INVALID, "method_not_allowed"),
     408: (_INVALID, "request_timeout"),
     413: (_INVALID, "body_too_large"),
+    414: (_INVALID, "url_too_long"),
     415: (_INVALID, "unsupported_media_type"),
     429: ("rate_limit_error", "overloaded"),
     431: (_INVALID, "headers_too_large"),
