@@ -14,7 +14,6 @@ from typing import Any
 from octavo.engine.client import EngineClient, EngineState
 from octavo.engine.ipc import Done, EngineOptions, Token
 from octavo.engine.stream import RequestStream
-from octavo.limits import MAX_BATCH_SEQUENCES
 from octavo.params import SamplingParams
 from tests.support import faulty_engine
 from tests.support.llms import environment
