@@ -67,8 +67,9 @@ compare: $(VENV)/octavo-dev ## Octavo beside its peers, for about an hour; write
 	$(BIN)/python -m benchmarks.peers.setup
 	$(BIN)/python -m benchmarks.compare
 
-fuzz: $(VENV)/octavo-dev ## damaged model files against the loaders, for two minutes
+fuzz: $(VENV)/octavo-dev ## damaged model files against the loaders, strange values in every field of every route
 	$(BIN)/python -m tests.fuzz.loaders --seconds 120
+	$(BIN)/python -m tests.fuzz.fields
 
 clean: ## remove what the other commands made
 	rm -rf build dist $(VENV) .venv-parity .mypy_cache .ruff_cache .hypothesis
