@@ -98,7 +98,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ops_host: Annotated[str, _set("--ops-host", help="Address of the ops listener.")] = "127.0.0.1"
     ops_port: Annotated[
         _Port | None,
-        _set("--ops-port", help="Also serve /livez, /readyz and /metrics here, without key.", tgi="PROMETHEUS_PORT"),
+        _set(
+            "--ops-port",
+            "--prometheus-port",
+            help="Also serve /livez, /readyz and /metrics here, without key.",
+            tgi="PROMETHEUS_PORT",
+        ),
     ] = None
 
     # Who may use it
