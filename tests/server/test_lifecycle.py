@@ -195,3 +195,28 @@ def test_servers_started_at_the_same_time_do_not_meet(folder: Path) -> None:
         for server in servers:
             server.wait_ready()
         assert len({server.port for server in servers}) == 3
+
+
+def listening(pid: int) -> list[str]:
+    """Local addresses, in /proc's hexadecimal, of the TCP sockets a process listens on."""
+    inodes = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            inodes.add(os.readlink(entry).removeprefix("socket:[").rstrip("]"))
+        except OSError:
+            continue
+    found = []
+    for table in ("tcp", "tcp6"):
+        path = Path(f"/proc/{pid}/net/{table}")
+        for line in path.read_text().splitlines()[1:] if path.exists() else []:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                found.append(fields[1])
+    return found
+
+
+def test_i37_nothing_listens_but_the_port_that_was_asked_for(folder: Path) -> None:
+    with served(folder) as server:
+        (engine,) = server.children()
+        assert listening(server.process.pid) == [f"0100007F:{server.port:04X}"]
+        assert listening(engine) == []
