@@ -19,7 +19,7 @@ CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))
   -DOCTAVO_NATIVE_TESTS=ON -DOCTAVO_DEV=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help run test native-test lint sim exact parity sanitize compare fuzz clean
+.PHONY: help run test native-test lint sim exact chaos parity sanitize compare fuzz clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -48,6 +48,9 @@ sim: $(VENV)/octavo-dev ## a million simulated scheduler steps, and ten planted 
 exact: $(VENV)/octavo-dev ## the full exactness suite: equal bits whatever happens around a request
 	$(BIN)/python -m tests.exact
 
+chaos: $(VENV)/octavo-dev ## the engine killed 50 times and stopped 20 times under 16 streams: no bit changes
+	$(BIN)/python -m tests.server.chaos
+
 parity: .venv-parity/octavo ## remake the golden files with PyTorch and transformers, and compare
 	.venv-parity/bin/python -m tests.parity.check
 
@@ -64,8 +67,9 @@ compare: $(VENV)/octavo-dev ## Octavo beside its peers, for about an hour; write
 	$(BIN)/python -m benchmarks.peers.setup
 	$(BIN)/python -m benchmarks.compare
 
-fuzz: $(VENV)/octavo-dev ## damaged model files against the loaders, for two minutes
+fuzz: $(VENV)/octavo-dev ## damaged model files against the loaders, strange values in every field of every route
 	$(BIN)/python -m tests.fuzz.loaders --seconds 120
+	$(BIN)/python -m tests.fuzz.fields
 
 clean: ## remove what the other commands made
 	rm -rf build dist $(VENV) .venv-parity .mypy_cache .ruff_cache .hypothesis

@@ -68,3 +68,42 @@ class RequestFailedError(OctavoError):
 
 class EngineClosedError(OctavoError):
     """The engine was closed, or is used in a forked child."""
+
+
+class EngineUnavailableError(OctavoError):
+    """The engine process is down, or not there yet; the message says why."""
+
+
+class DeadlineError(OctavoError):
+    """A request did not get as far as it should have by its deadline."""
+
+
+class SlowReaderError(OctavoError):
+    """A stream was cut off because its reader took nothing for too long."""
+
+
+class FrameError(OctavoError, ValueError):
+    """A message between processes is longer than allowed or malformed."""
+
+
+class ConfigError(OctavoError, ValueError):
+    """A setting of the server is wrong; the message names the flag, the variable or the file it came from."""
+
+    def __init__(self, what: str, allowed: str) -> None:
+        super().__init__(f"{what} is not allowed: {allowed}")
+
+
+class OverloadedError(OctavoError):
+    """No room for another request now; `retry_after`: in how many seconds there should be."""
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class DrainingError(OctavoError):
+    """The server is being shut down and takes no new requests; `retry_after`: when another may be there."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__("the server is shutting down and takes no new requests")
+        self.retry_after = retry_after

@@ -49,3 +49,33 @@ MAX_WAITING_REQUESTS = 65_536
 # Benchmarks
 MAX_BENCH_PROMPTS = 65_536
 MAX_DATASET_BYTES = 1 << 30
+
+# Server
+MAX_FRAME_BYTES = 64 << 20  # between the API process and the engine process
+MAX_STREAM_TOKENS = 1024  # delivered by the engine and not yet read by the client
+MAX_BODY_BYTES = 4 << 20  # of a request, unless the operator sets another bound
+MAX_BODY_BYTES_SETTING = 64 << 20
+MAX_DISCARDED_BYTES = 64 << 20  # of a body that was refused, read so that the client gets to the refusal
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 16 << 10  # names and values of all headers of a request
+MAX_URL_BYTES = 4096
+MAX_PIPELINED_REQUESTS = 16  # sent on one connection before the first is answered
+MAX_WRITE_BUFFER_BYTES = 64 << 10  # of one connection; beyond, its stream waits
+MAX_QUEUED_REQUESTS = 65_536
+MAX_RETRY_AFTER_SECONDS = 120
+MAX_TIMEOUT_SECONDS = 86_400
+MAX_API_KEYS = 10_000
+MAX_API_KEY_CHARS = 512
+MAX_REQUEST_ID_CHARS = 128
+MAX_SERVER_CONFIG_BYTES = 1 << 20
+SHORT_BODY_BYTES = 64 << 10  # longer ones are read on a thread of their own
+MAX_JSON_DEPTH = 64
+MAX_PROMPTS = 64  # in one completion request
+MAX_REQUEST_SEQUENCES = 256  # prompts x n
+MAX_MESSAGES = 4096
+MAX_IGNORED_FIELDS_NAMED = 32
+MAX_DETOKENIZE_TOKENS = 1 << 20
+COMPLETION_MAX_TOKENS = 16  # of /v1/completions, when not given
+TGI_MAX_BEST_OF = 2
+TGI_MAX_STOP_SEQUENCES = 4
+TGI_MAX_TOP_N_TOKENS = 5

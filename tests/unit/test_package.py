@@ -120,9 +120,10 @@ ARROWS: dict[str, set[str]] = {
     "executor": {"errors", "limits", "interface", "program", "models", "weights", "_native"},
 }
 ARROWS["engine"] = {"errors", "limits", "params", "outputs", "_native", *ARROWS}
+ARROWS["server"] = {"engine", "__init__", *ARROWS["engine"]}
 ARROWS["bench"] = {"engine", *ARROWS["engine"]}
 ARROWS["cli"] = {"errors", "limits", "params", "outputs", "engine", "executor", "weights", "_native", "__init__"}
-ARROWS["cli"] |= {"bench"}
+ARROWS["cli"] |= {"bench", "server"}
 ARROWS["__main__"] = {"cli"}
 ARROWS["__init__"] = {"errors", "params", "outputs", "engine"}
 

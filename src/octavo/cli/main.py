@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from octavo.cli import bench, chat, generate, info, models, terminal
+from octavo.cli import bench, chat, generate, info, models, serve, terminal
 from octavo.errors import OctavoError
 
 
@@ -70,6 +70,7 @@ def _octavo(
 
 app.command()(generate.generate)
 app.command()(chat.chat)
+app.command()(serve.serve)
 app.command()(models.pull)
 app.command()(models.models)
 app.command()(info.info)

@@ -1,7 +1,8 @@
 """The step loop: admits requests, asks the scheduler for a plan, has the executor run it, folds the tokens in.
 
 One thread owns an Engine. An exception that belongs to one request ends that request; its neighbours go on. One that
-belongs to a step ends the requests in that step. Any other is a broken promise of our own, and passes to the caller.
+belongs to a step ends the requests in that step, or passes to a supervisor. Any other is a broken promise of our own,
+and passes to the caller.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class Engine:
         self._sequence_ids = count()
         self._steps = 0
         self._times = StepTimes()
+        # For an engine under supervision: its end, and a replay one by one, tell whose fault a failed step was.
+        self.raises_step_errors = False
 
     # Requests in
 
@@ -181,6 +184,11 @@ class Engine:
         self._end(request, "abort", None)
         return True
 
+    def is_scheduled(self, request_id: str) -> bool:
+        """Whether a step has computed anything of the request; also when it is not here any more."""
+        request = self._requests.get(request_id)
+        return request is None or request.first_scheduled is not None
+
     def has_work(self) -> bool:
         return bool(self._owner)
 
@@ -203,6 +211,8 @@ class Engine:
             result = self.executor.step(batch, sampling)
             after = time.perf_counter()
         except Exception as error:  # it checks its input: a bug or a lost resource, no single request's fault
+            if self.raises_step_errors:
+                raise
             log.exception("a step failed; its requests are ended")
             self._fail(plan, dict.fromkeys(range(len(plan.sequences)), error) | errors)
             return True

@@ -10,10 +10,8 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from octavo.engine.core import Engine, EngineConfig
-from octavo.engine.loader import LoadedModel, load_model
+from octavo.engine.core import Engine
 from octavo.engine.loop import EngineLoop
-from octavo.engine.memory import plan_memory
 from octavo.engine.progress import Progress
 from octavo.engine.prompts import Message, Prompt, is_conversation, listed_conversations, listed_prompts, read_prompt
 from octavo.engine.request import Request
@@ -65,45 +63,31 @@ class LLM:
         inter_token_target: float = 0.1,
         chunk_size: int | None = None,
     ) -> None:
-        from octavo.executor.native import KV_DTYPES, NativeExecutor, kv_block_bytes
+        from octavo.engine.opening import open_engine
 
-        if kv_dtype not in KV_DTYPES:
-            raise InvalidParameterError("kv_dtype", kv_dtype, "f16, f32 or int8")
-        self._model: LoadedModel = load_model(model, revision=revision)
-        checkpoint, program = self._model.checkpoint, self._model.program
-        self._memory = plan_memory(
-            kv_block_bytes(program, kv_dtype),
-            checkpoint.config.context,
-            weight_bytes=sum(tensor.data.nbytes for tensor in checkpoint.tensors.values()),
-            kv_memory=kv_memory,
-            max_model_len=max_model_len,
-        )
-        self._executor = NativeExecutor(
-            program,
-            checkpoint.tensors,
-            num_blocks=self._memory.num_blocks,
+        opened = open_engine(
+            model,
+            revision=revision,
             weights=weights,
             kv_dtype=kv_dtype,
+            kv_memory=kv_memory,
+            max_model_len=max_model_len,
             threads=threads,
             kernels=kernels,
             fusion=fusion,
             cascade=cascade,
-        )
-        checkpoint.release_pages()  # all weights are packed: their file need not stay in memory
-        config = EngineConfig(
-            max_model_len=self._memory.max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_rows=self._executor.max_rows,
             policy=policy,
+            max_num_seqs=max_num_seqs,
             inter_token_target=inter_token_target,
             chunk_size=chunk_size,
         )
-        self._engine = Engine(self._executor, self._model.tokenizer, self._model.eos_token_ids, config)
+        self._opened = opened
+        self._model, self._executor, self._engine = opened.model, opened.executor, opened.engine
         self._ids = count()
         # The loop's thread knows nothing of the LLM, so that an LLM nobody holds is collected, and its engine with it.
         self._loop = EngineLoop(self._engine)
         weakref.finalize(self, self._loop.stop)
-        log.info("%s", self._memory.describe())
+        log.info("%s", opened.memory.describe())
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -175,35 +159,7 @@ class LLM:
 
     def info(self) -> dict[str, Any]:
         """What runs here: CPU, kernels, model facts, memory plan."""
-        from octavo import _native
-
-        config = self._model.checkpoint.config
-        macs_per_token, macs_per_logits = self._model.program.macs()
-        return {
-            "model": self._model.name,
-            "path": str(self._model.path),
-            "architecture": config.architecture,
-            "layers": config.layers,
-            "hidden_size": config.hidden_size,
-            "heads": config.heads,
-            "kv_heads": config.kv_heads,
-            "head_dim": config.head_dim,
-            "vocab_size": config.vocab_size,
-            "context": config.context,
-            "macs_per_token": macs_per_token,  # multiply-adds of the matrices, see Program.macs
-            "macs_per_logits": macs_per_logits,
-            "weights": dict(self._executor.weight_formats),
-            "weight_bytes": self._executor.weight_bytes,
-            "kv_dtype": self._executor.kv_dtype,
-            "kv_memory": self._memory.describe(),
-            "num_blocks": self._memory.num_blocks,
-            "block_bytes": self._memory.block_bytes,
-            "max_model_len": self._memory.max_model_len,
-            "threads": self._executor.threads,
-            "kernels": self._executor.kernels,
-            "arithmetic": self._executor.arithmetic,
-            "cpu": _native.cpu_features(),
-        }
+        return self._opened.info()
 
     def close(self) -> None:
         """Ends running requests, whose callers get EngineClosedError, and frees weights and KV memory.

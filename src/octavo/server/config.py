@@ -1,0 +1,295 @@
+"""The server's settings: one schema for flags, OCTAVO_* variables and the YAML file.
+
+Flags win over variables, variables over the file, the file over the defaults. Each value is checked where it comes
+from, so that an error names the flag, the variable or the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from octavo import limits
+from octavo.errors import ConfigError
+
+ENV_PREFIX = "OCTAVO_"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a field is given outside of Python. tgi: the variable of the TGI launcher that means the same."""
+
+    flags: tuple[str, ...]
+    help: str
+    tgi: str | None = None
+    secret: bool = False
+
+
+def _set(*flags: str, help: str, tgi: str | None = None, secret: bool = False) -> Setting:
+    return Setting(flags, help, tgi, secret)
+
+
+_Port = Annotated[int, Meta(ge=0, le=65_535)]
+_Count = Annotated[int, Meta(ge=1)]
+_Seconds = Annotated[float, Meta(gt=0, le=limits.MAX_TIMEOUT_SECONDS)]
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every setting of `octavo serve`. Seconds and bytes unless a name says otherwise; None: no such bound."""
+
+    # The model and its engine
+    model: Annotated[
+        str,
+        _set(
+            *("--model", "-m", "--model-id"),
+            help="A known name, a .gguf file, a Hugging Face folder, org/name or org/name:file.gguf.",
+            tgi="MODEL_ID",
+        ),
+    ] = "smollm2"
+    served_model_name: Annotated[
+        list[str], _set("--served-model-name", help="Name in the API; may be given again. The model's own otherwise.")
+    ] = []
+    revision: Annotated[
+        str | None, _set("--revision", help="Branch, tag or commit of a model on the Hub.", tgi="REVISION")
+    ] = None
+    weights: Annotated[str, _set("--weights", help="auto, f32, q8 or q4; auto keeps the file's class.")] = "auto"
+    kv_dtype: Annotated[
+        str, _set("--kv-dtype", "--kv-cache-dtype", help="auto (f16), f16, f32 or int8.", tgi="KV_CACHE_DTYPE")
+    ] = "f16"
+    kv_memory: Annotated[
+        str | None, _set("--kv-memory", help="Memory for KV blocks, e.g. 2GiB; half of the free memory otherwise.")
+    ] = None
+    max_model_len: Annotated[
+        _Count | None,
+        _set(
+            "--max-model-len", "--max-total-tokens", help="Longest prompt + output in tokens.", tgi="MAX_TOTAL_TOKENS"
+        ),
+    ] = None
+    max_input_tokens: Annotated[
+        _Count | None,
+        _set("--max-input-tokens", "--max-input-length", help="Longest prompt in tokens.", tgi="MAX_INPUT_TOKENS"),
+    ] = None
+    max_num_seqs: Annotated[
+        Annotated[int, Meta(ge=1, le=limits.MAX_BATCH_SEQUENCES)],
+        _set("--max-num-seqs", "--max-batch-size", help="Most sequences in one step.", tgi="MAX_BATCH_SIZE"),
+    ] = limits.MAX_BATCH_SEQUENCES
+    threads: Annotated[_Count | None, _set("--threads", help="Worker threads; a core each otherwise.")] = None
+    kernels: Annotated[str, _set("--kernels", help="auto, scalar, avx2, avx512 or amx; same bits.")] = "auto"
+    policy: Annotated[
+        str, _set("--policy", "--scheduling-policy", help="fcfs, priority, or lpm (longest cached prefix first).")
+    ] = "fcfs"
+    inter_token_target: Annotated[
+        _Seconds, _set("--inter-token-target", help="Seconds between tokens of a stream that prompts may take up.")
+    ] = 0.1
+    stall_timeout: Annotated[
+        _Seconds, _set("--stall-timeout", help="An engine silent for longer than this is restarted (plus step size).")
+    ] = 10.0
+
+    # Where it listens
+    host: Annotated[str, _set("--host", "--hostname", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1"
+    port: Annotated[_Port, _set("--port", "-p", help="Port; 0 takes a free one.", tgi="PORT")] = 8000
+    uds: Annotated[str | None, _set("--uds", help="Listen on this unix socket instead of host and port.")] = None
+    ops_host: Annotated[str, _set("--ops-host", help="Address of the ops listener.")] = "127.0.0.1"
+    ops_port: Annotated[
+        _Port | None,
+        _set(
+            "--ops-port",
+            "--prometheus-port",
+            help="Also serve /livez, /readyz and /metrics here, without key.",
+            tgi="PROMETHEUS_PORT",
+        ),
+    ] = None
+
+    # Who may use it
+    api_key: Annotated[
+        list[str],
+        _set("--api-key", help="Key that clients must send; may be given again.", tgi="API_KEY", secret=True),
+    ] = []
+    api_key_file: Annotated[
+        str | None, _set("--api-key-file", help="File of named, hashed keys; read again when it changes.")
+    ] = None
+    share_prefix_cache: Annotated[
+        bool, _set("--share-prefix-cache", help="Let clients with different keys share cached prefixes.")
+    ] = False
+    cors_origin: Annotated[
+        list[str],
+        _set(
+            *("--cors-origin", "--cors-allow-origin", "--allowed-origins"),
+            help="Web origin that browsers may call from; may be given again.",
+            tgi="CORS_ALLOW_ORIGIN",
+        ),
+    ] = []
+
+    # How much of it
+    max_concurrent_requests: Annotated[
+        _Count | None,
+        _set("--max-concurrent-requests", help="Most requests at once; 429 beyond.", tgi="MAX_CONCURRENT_REQUESTS"),
+    ] = None
+    max_queued_requests: Annotated[
+        Annotated[int, Meta(ge=1, le=limits.MAX_QUEUED_REQUESTS)],
+        _set("--max-queued-requests", help="Most requests that wait for their first token; 429 beyond."),
+    ] = 512
+    max_queued_tokens: Annotated[
+        _Count, _set("--max-queued-tokens", help="Most prompt tokens that wait for computing; 429 beyond.")
+    ] = 1 << 20
+    max_body_bytes: Annotated[
+        Annotated[int, Meta(ge=1024, le=limits.MAX_BODY_BYTES_SETTING)],
+        _set("--max-body-bytes", "--payload-limit", help="Longest request body; 413 beyond.", tgi="PAYLOAD_LIMIT"),
+    ] = limits.MAX_BODY_BYTES
+    max_connections: Annotated[_Count, _set("--max-connections", help="Most connections at once.")] = 4096
+
+    # How long it may take
+    queue_timeout: Annotated[
+        _Seconds | None, _set("--queue-timeout", help="Seconds a request may wait in the queue; also most to ask for.")
+    ] = None
+    first_token_timeout: Annotated[
+        _Seconds | None, _set("--first-token-timeout", help="Seconds to the first token; also most to ask for.")
+    ] = None
+    request_timeout: Annotated[
+        _Seconds | None, _set("--request-timeout", help="Seconds for a whole request; also most to ask for.")
+    ] = None
+    header_timeout: Annotated[_Seconds, _set("--header-timeout", help="Seconds for a request's header.")] = 10.0
+    body_timeout: Annotated[_Seconds, _set("--body-timeout", help="Seconds for a request's body.")] = 30.0
+    idle_timeout: Annotated[_Seconds, _set("--idle-timeout", help="Seconds an idle connection is kept.")] = 75.0
+    slow_client_timeout: Annotated[
+        _Seconds,
+        _set("--slow-client-timeout", help="Seconds a client may leave its answer unread before it is cut off."),
+    ] = 20.0
+    keep_alive_interval: Annotated[
+        _Seconds, _set("--keep-alive-interval", help="Seconds between comments in a stream that pauses.")
+    ] = 5.0
+    drain_timeout: Annotated[
+        _Seconds, _set("--drain-timeout", "--graceful-termination-timeout", help="Seconds to finish after SIGTERM.")
+    ] = 60.0
+
+    # What it says
+    log_level: Annotated[str, _set("--log-level", help="debug, info, warning or error.", tgi="LOG_LEVEL")] = "info"
+    log_format: Annotated[str, _set("--log-format", help="plain, or json: an object a line.")] = "plain"
+    log_requests: Annotated[
+        bool, _set("--log-requests", "--enable-log-requests", help="Log a line for each request (never its content).")
+    ] = False
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name}={getattr(self, name)!r}", "one of " + ", ".join(allowed))
+        for key in self.api_key:
+            if (
+                not 1 <= len(key) <= limits.MAX_API_KEY_CHARS
+                or not key.isascii()
+                or not key.isprintable()
+                or " " in key
+            ):
+                raise ConfigError("api_key", "keys of printable ASCII characters without blanks")
+
+    @property
+    def model_names(self) -> list[str]:
+        """What clients may call the model; the first is what answers say."""
+        return list(self.served_model_name) or [self.model]
+
+
+_CHOICES = {
+    "log_level": ("debug", "info", "warning", "error"),
+    "log_format": ("plain", "json"),
+    "policy": ("fcfs", "priority", "lpm"),
+    "kv_dtype": ("auto", "f16", "f32", "int8"),
+}
+
+
+@cache
+def settings() -> dict[str, tuple[Setting, Any]]:
+    """Each field's Setting and type."""
+    found = {}
+    for name, hint in get_type_hints(ServerConfig, include_extras=True).items():
+        kind, *metadata = get_args(hint)
+        setting = next(item for item in metadata if isinstance(item, Setting))
+        bounds = [item for item in metadata if isinstance(item, Meta)]  # typing flattens nested Annotated
+        found[name] = (setting, Annotated[kind, bounds[0]] if bounds else kind)
+    return found
+
+
+def load_config(
+    flags: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    file: str | Path | None = None,
+) -> ServerConfig:
+    """Puts the sources together. `flags`: the fields that were given. Raises ConfigError, which names the source."""
+    flags = dict(flags or {})
+    environment = environment or {}
+    file = file or environment.get(ENV_PREFIX + "CONFIG")
+    values = _from_file(Path(file)) if file else {}
+    values |= _from_environment(environment, tgi="MODEL_ID" in environment)
+    for name, value in flags.items():
+        values[name] = _checked(name, value, settings()[name][0].flags[0])
+    return ServerConfig(**values)
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        if path.stat().st_size > limits.MAX_SERVER_CONFIG_BYTES:
+            raise ConfigError(str(path), f"a file of at most {limits.MAX_SERVER_CONFIG_BYTES} bytes")
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"--config {path}", f"a YAML file that can be read: {error}") from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"--config {path}", "a YAML mapping of settings to values")
+    values = {}
+    for key, value in loaded.items():
+        name = str(key).replace("-", "_")
+        if name not in settings():
+            raise ConfigError(f"{path}: {key}", f"a setting; they are {', '.join(settings())}")
+        values[name] = _checked(name, value, f"{path}: {key}")
+    return values
+
+
+def _from_environment(environment: Mapping[str, str], *, tgi: bool) -> dict[str, Any]:
+    """OCTAVO_* variables. TGI's bare names count only beside MODEL_ID: on its own, PORT may be another program's."""
+    values = {}
+    for name, (setting, _) in settings().items():
+        for variable in (setting.tgi if tgi else None, ENV_PREFIX + name.upper()):
+            if variable is not None and environment.get(variable):
+                values[name] = _checked(name, environment[variable], variable)
+    return values
+
+
+def _checked(name: str, value: Any, source: str) -> Any:
+    kind = settings()[name][1]
+    if _is_list(kind) and isinstance(value, str):
+        value = [item.strip() for item in value.split(",") if item.strip()]
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        shown = "" if settings()[name][0].secret else f"={value!r}"
+        raise ConfigError(f"{source}{shown}", str(error)) from None
+
+
+def _is_list(kind: Any) -> bool:
+    return getattr(kind, "__origin__", None) is list
+
+
+def show_config(config: ServerConfig) -> str:
+    """The settings as the YAML file that would give them; secrets are not shown."""
+    import yaml
+
+    values = msgspec.to_builtins(config)
+    for name, (setting, _) in settings().items():
+        if setting.secret and values[name]:
+            values[name] = ["<hidden>"] * len(values[name])
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def flag_options() -> Iterator[tuple[str, Setting, Any, Any]]:
+    """Field, Setting, type and default, for the command line."""
+    defaults = ServerConfig()
+    for name, (setting, kind) in settings().items():
+        yield name, setting, kind, getattr(defaults, name)

@@ -1,0 +1,228 @@
+"""Raw sockets: sizes and times are bounded before anything is parsed, and nothing a client does wedges the server."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from octavo import limits
+from tests.support.full_server import FullServer, completion_request, full_server, read_all, read_answer
+from tests.support.tiny_llm import write_tiny_llm
+
+BODY = 4096
+GET = b"GET /livez HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FullServer]:
+    times = {"header_timeout": 0.4, "body_timeout": 0.6, "idle_timeout": 0.5, "slow_client_timeout": 0.5}
+    with full_server(write_tiny_llm(tmp_path_factory.mktemp("tiny")), max_body_bytes=BODY, **times) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _serves_afterwards(full: FullServer) -> Iterator[None]:
+    before = full.complete(seed=1)
+    yield
+    after = full.complete(seed=1)
+    assert (after.status, after.json["choices"]) == (200, before.json["choices"])
+    full.wait_until(lambda: full.server.admission.inside == 0, 2.0)
+    full.wait_until(lambda: full.run(lambda: full.engine.call("stats"))["blocks_used"] == 0, 2.0)
+
+
+def exchange(full: FullServer, data: bytes) -> int:
+    with full.raw() as connection:
+        connection.sendall(data)
+        return read_answer(connection).status
+
+
+# --- sizes ---
+
+
+def test_i36_bodies_up_to_the_limit_are_read_and_longer_ones_refused(full: FullServer) -> None:
+    whole = completion_request(max_tokens=1)
+    head, _, body = whole.partition(b"\r\n\r\n")
+    for size, status in ((BODY - 1, 200), (BODY, 200), (BODY + 1, 413), (100 * BODY, 413)):
+        padded = body + b" " * (size - len(body))
+        sized = head.replace(b"content-length: %d" % len(body), b"content-length: %d" % size)
+        assert exchange(full, sized + b"\r\n\r\n" + padded) == status, size
+        chunked = head.replace(b"content-length: %d" % len(body), b"transfer-encoding: chunked")
+        data = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in pieces(padded, 1000))
+        assert exchange(full, chunked + b"\r\n\r\n" + data + b"0\r\n\r\n") == status, size
+
+
+def pieces(data: bytes, size: int) -> list[bytes]:
+    return [data[i : i + size] for i in range(0, len(data), size)]
+
+
+def test_i36_after_a_refused_body_the_connection_goes_on(full: FullServer) -> None:
+    with full.raw() as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+        connection.sendall(b"content-length: %d\r\n\r\n" % (BODY + 1))
+        assert read_answer(connection).status == 413
+        connection.sendall(b" " * (BODY + 1) + GET + b"\r\n")
+        assert read_answer(connection).status == 200
+
+
+def test_i36_an_endless_body_that_nobody_wants_ends_the_connection(full: FullServer) -> None:
+    with full.raw() as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9999999999\r\n\r\n")
+        assert read_answer(connection).status in (413, 415)
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            connection.sendall(b" " * 2 * limits.MAX_DISCARDED_BYTES)
+
+
+def test_i36_headers_are_bounded_in_number_and_bytes(full: FullServer) -> None:
+    for count, status in ((limits.MAX_HEADERS - 1, 200), (limits.MAX_HEADERS, 200), (limits.MAX_HEADERS + 1, 431)):
+        extra = b"".join(b"x-%d: y\r\n" % i for i in range(count - 1))
+        assert exchange(full, GET + extra + b"\r\n") == status, count
+    for size, status in ((-1, 200), (0, 200), (1, 431), (1 << 20, 431)):
+        long = limits.MAX_HEADER_BYTES + size - len(b"hostx") - len(b"long")
+        assert exchange(full, GET + b"long: " + b"y" * long + b"\r\n\r\n") == status, size
+    for size, status in ((0, 401), (1, 414)):
+        url = b"/" + b"a" * (limits.MAX_URL_BYTES - 1 + size)
+        assert exchange(full, b"GET " + url + b" HTTP/1.1\r\nhost: x\r\n\r\n") == (404 if status == 401 else status)
+
+
+def test_i36_a_header_without_end_is_refused_while_it_comes(full: FullServer) -> None:
+    with full.raw() as connection:
+        connection.sendall(GET + b"long: ")
+        for _ in range(64):
+            try:
+                connection.sendall(b"y" * 1024)
+            except OSError:
+                break
+        assert b" 431 " in read_all(connection)[:20]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 100,
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"BREW / HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nhost: x\r\nno colon here\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"CONNECT example.com:80 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nhost: x\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_gets_400_and_the_end(full: FullServer, data: bytes) -> None:
+    with full.raw() as connection:
+        connection.sendall(data)
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"connection: close" in answer
+
+
+# --- times ---
+
+
+def test_i36_a_byte_a_moment_does_not_hold_a_connection(full: FullServer) -> None:
+    with full.raw() as connection:
+        begin = time.monotonic()
+        for byte in GET:
+            try:
+                connection.sendall(bytes([byte]))
+            except OSError:
+                break
+            time.sleep(0.05)
+        assert b" 408 " in read_all(connection)[:20]
+        assert time.monotonic() - begin < 5
+
+
+def test_i36_a_body_must_come_in_time(full: FullServer) -> None:
+    with full.raw() as connection:
+        connection.sendall(completion_request()[:-5])
+        assert b" 408 " in read_all(connection)[:20]
+
+
+def test_i36_silence_ends_a_connection_before_and_between_requests(full: FullServer) -> None:
+    with full.raw() as connection:
+        assert read_all(connection) == b""
+    with full.raw() as connection:
+        connection.sendall(GET + b"\r\n")
+        assert read_answer(connection).status == 200
+        assert read_all(connection) == b""
+
+
+def test_a_long_answer_is_not_mistaken_for_silence(full: FullServer) -> None:
+    with full_server(Path(full.engine.options.model), faults={"step_seconds": 0.02}, header_timeout=0.3) as slow:
+        assert slow.complete(max_tokens=40).status == 200
+
+
+# --- odd clients ---
+
+
+def test_pipelined_requests_are_answered_in_order_and_only_so_many(full: FullServer) -> None:
+    with full.raw() as connection:
+        connection.sendall(completion_request(max_tokens=3) + GET + b"\r\n" + completion_request(max_tokens=2))
+        reader = connection.makefile("rb")
+        bodies = []
+        for _ in range(3):
+            assert b" 200 " in reader.readline()
+            size = 0
+            while (line := reader.readline()) != b"\r\n":
+                if line.startswith(b"content-length: "):
+                    size = int(line.split()[1])
+            bodies.append(reader.read(size))
+    assert bodies[1] == b'{"status":"alive"}'
+    assert b'"completion_tokens":3' in bodies[0]
+    assert b'"completion_tokens":2' in bodies[2]
+    with full.raw() as connection:
+        connection.sendall(completion_request(max_tokens=200) + (GET + b"\r\n") * (limits.MAX_PIPELINED_REQUESTS + 5))
+        assert read_all(connection).count(b"HTTP/1.1 ") <= 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", [socket.SHUT_WR, "close", "reset"])
+def test_i21_a_client_that_leaves_is_noticed(full: FullServer, stream: bool, how: object) -> None:
+    count = len(full.records)
+    with full.raw() as connection:
+        connection.sendall(completion_request(max_tokens=200, n=1, stream=stream))
+        full.wait_until(lambda: full.server.admission.inside == 1 or len(full.records) > count)
+        if how == "reset":
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+        if isinstance(how, int):
+            connection.shutdown(how)
+            read_all(connection)
+    full.wait_until(lambda: len(full.records) > count)
+
+
+def test_garbage_behind_a_request_ends_it_without_mixing_into_the_answer(full: FullServer) -> None:
+    with full.raw() as connection:
+        connection.sendall(completion_request(max_tokens=200, stream=True))
+        connection.recv(100)
+        connection.sendall(b"\x00\x01 garbage\r\n\r\n")
+        assert b"HTTP/1.1 400" not in read_all(connection)
+
+
+def test_i22_a_reader_that_stalls_costs_bounded_memory_and_is_cut_off(full: FullServer) -> None:
+    stalled = socket.socket()
+    stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    stalled.settimeout(10)
+    with stalled:
+        stalled.connect(("127.0.0.1", full.port))
+        asked = {"n": 16, "temperature": 1.0, "logprobs": 5, "max_tokens": 200, "stream": True}
+        stalled.sendall(completion_request(**asked, prompt=["a", "b", "c", "d"]))
+        full.wait_until(lambda: bool(full.uvicorn.server_state.tasks))
+        most = 0
+
+        def cut_off() -> bool:
+            nonlocal most
+            for connection in list(full.uvicorn.server_state.connections):
+                if connection.transport is not None:
+                    most = max(most, connection.transport.get_write_buffer_size())
+            return full.server.admission.inside == 0
+
+        full.wait_until(cut_off, 20)
+    assert full.records[-1].disconnected or full.records[-1].error_code == "slow_reader"
+    one_write = 64 * 2048  # all that a step brings for one request
+    assert limits.MAX_WRITE_BUFFER_BYTES // 2 < most <= limits.MAX_WRITE_BUFFER_BYTES + one_write

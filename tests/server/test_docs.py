@@ -1,0 +1,114 @@
+"""The pages about serving say what is so: their examples run, their tables are the code's."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from octavo import limits
+from octavo.server.config import flag_options
+from tests.support.full_server import FullServer, full_server
+from tests.support.served import Served, served
+from tests.support.tiny_llm import write_tiny_llm
+
+DOCS = Path(__file__).parents[2] / "docs"
+ADDRESS = "http://127.0.0.1:8000"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = write_tiny_llm(tmp_path_factory.mktemp("tiny"))
+    with served(folder, "--served-model-name", "smollm2") as found:
+        yield found
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_curl_examples_work_as_written(server: Served) -> None:
+    examples = blocks("serving.md", "bash")
+    assert len(examples) == 3
+    for example in examples:
+        assert ADDRESS in example
+        command = example.replace(ADDRESS, f"http://127.0.0.1:{server.port}")
+        result = subprocess.run(["bash", "-c", command], capture_output=True, timeout=30)
+        assert result.returncode == 0
+        if b"data: " in result.stdout:
+            assert result.stdout.strip().endswith(b"data: [DONE]")
+        else:
+            assert "error" not in json.loads(result.stdout)
+
+
+def test_the_python_example_works_as_written(server: Served) -> None:
+    (example,) = blocks("serving.md", "python")
+    assert ADDRESS in example
+    code = example.replace(ADDRESS, f"http://127.0.0.1:{server.port}")
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip()
+
+
+def table(page: str) -> list[list[str]]:
+    lines = (DOCS / page).read_text(encoding="utf-8").splitlines()
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
+
+
+def test_the_table_of_settings_is_the_schema() -> None:
+    rows = {row[0]: row[1:] for row in table("operations.md") if row[0].startswith("`--")}
+    expected = {}
+    for _, setting, _, default in flag_options():
+        shown = "off" if default is False else "none" if default in (None, []) else f"`{default}`"
+        expected[", ".join(f"`{flag}`" for flag in setting.flags)] = [shown, setting.help]
+    assert rows == expected
+
+
+def test_the_table_of_limits_is_that_of_the_code() -> None:
+    rows = {row[0].strip("`"): row[1] for row in table("operations.md") if re.fullmatch(r"`[A-Z_]+`", row[0])}
+    assert len(rows) > 25
+    assert {name: f"{getattr(limits, name):,}" for name in rows} == rows
+
+
+def test_the_metrics_in_the_page_are_those_served(tmp_path: Path) -> None:
+    text = (DOCS / "operations.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"`(octavo_[a-z0-9_]+?)(?:\{[a-z_,]*\})?`", text))
+    with full_server(write_tiny_llm(tmp_path)) as full:
+        served_names = names(full)
+    assert told == {name for name in served_names if not name.startswith("octavo_process_")}
+
+
+def names(full: FullServer) -> set[str]:
+    """Of the metrics; counters with _total, as they are queried."""
+    full.complete()
+    lines = full.ask("/metrics").body.decode().splitlines()
+    kinds = [line.split()[2:4] for line in lines if line.startswith("# TYPE ")]
+    return {name for name, _ in kinds}
+
+
+def test_every_tgi_flag_and_variable_of_the_page_that_is_accepted_is_accepted() -> None:
+    flags = {flag for _, setting, _, _ in flag_options() for flag in setting.flags}
+    variables = {setting.tgi for _, setting, _, _ in flag_options() if setting.tgi}
+    rows = [row for row in table("migration-from-tgi.md") if len(row) == 3 and row[0] != "TGI flag"]
+    same = [
+        row
+        for row in rows
+        if row[2].startswith(("the same", "`--model-id`", "`--revision`", "`--hostname`", "`--port`"))
+    ]
+    assert len(same) >= 12
+    for row in same:
+        assert set(re.findall(r"`(--?[a-z-]+)`", row[0])) <= flags, row
+    assert {name for row in rows for name in re.findall(r"`([A-Z_]+)`", row[1])} == variables
+
+
+def test_the_readme_example_works_as_written(server: Served) -> None:
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(from openai.*?)```", text, re.DOTALL)
+    code = example.replace(ADDRESS, f"http://127.0.0.1:{server.port}")
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
