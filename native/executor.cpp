@@ -43,6 +43,9 @@ struct Executor::Step {
   AttentionPlan attention;
 };
 
+// Floats from one row of a buffer to the next: an odd number of cache lines, for rows that lie a power of two apart
+// would share a few sets of the cache.
+static std::int64_t stride_of(const BufferSpec& spec) { return ((spec.width + 15) / 16 | 1) * 16; }
 static std::int64_t blocks_of(const BufferSpec& spec) { return (spec.width + kBlock - 1) / kBlock; }
 
 std::unique_ptr<Executor> Executor::make(Plan plan, const ExecutorOptions& options, std::string& error) {
@@ -71,7 +74,7 @@ bool Executor::allocate() {
     const BufferSpec& spec = plan_.buffers[i];
     const std::int64_t rows = static_cast<int>(i) == plan_.logits ? kHeadRows : body_rows;
     const std::int64_t row_bytes =
-        spec.quantised ? q_row_bytes(blocks_of(spec)) : spec.width * static_cast<std::int64_t>(sizeof(float));
+        spec.quantised ? q_row_bytes(blocks_of(spec)) : stride_of(spec) * static_cast<std::int64_t>(sizeof(float));
     buffers_.push_back(allocate_aligned(static_cast<std::size_t>(rows * row_bytes)));
     if (buffers_.back() == nullptr) return false;
   }
@@ -144,7 +147,9 @@ struct Runner {
   std::int64_t head_begin = 0;  // behind the Select: the first logit row of this pass
 
   float* floats(int buffer) const { return reinterpret_cast<float*>(buffers[buffer].get()); }
+  float* row(int buffer, std::int64_t r) const { return floats(buffer) + r * stride(buffer); }
   std::int64_t width(int buffer) const { return specs[buffer].width; }
+  std::int64_t stride(int buffer) const { return stride_of(specs[buffer]); }
   std::byte* q_row(int buffer, std::int64_t row) const {
     return buffers[buffer].get() + row * q_row_bytes(blocks_of(specs[buffer]));
   }
@@ -157,29 +162,26 @@ struct Runner {
   }
 
   void operator()(const EmbedOp& op) {
-    each_row(
-        [&](std::int64_t r) { kernels.unpack_row(*op.table, batch.token_ids[r], floats(op.dst) + r * width(op.dst)); });
+    each_row([&](std::int64_t r) { kernels.unpack_row(*op.table, batch.token_ids[r], row(op.dst, r)); });
   }
 
   void operator()(const NormOp& op) {
     const auto n = static_cast<std::int64_t>(op.weight.size());
     const std::int64_t heads = std::max<std::int64_t>(op.heads, 1);
     each_row([&](std::int64_t r) {
-      const float* x = floats(op.src) + r * n * heads;
+      const float* x = row(op.src, r);
       if (op.qdst >= 0) {
         kernels.rms_norm(x, op.weight.data(), n, op.eps, row_scratch.data());
         kernels.quantize(row_scratch.data(), n, q_row(op.qdst, r));
         return;
       }
-      float* y = floats(op.dst) + r * n * heads;
+      float* y = row(op.dst, r);
       for (std::int64_t h = 0; h < heads; ++h) kernels.rms_norm(x + h * n, op.weight.data(), n, op.eps, y + h * n);
     });
   }
 
   void operator()(const QuantizeOp& op) {
-    each_row([&](std::int64_t r) {
-      kernels.quantize(floats(op.src) + r * width(op.src), width(op.src), q_row(op.qdst, r));
-    });
+    each_row([&](std::int64_t r) { kernels.quantize(row(op.src, r), width(op.src), q_row(op.qdst, r)); });
   }
 
   void operator()(const LinearOp& op) {
@@ -203,14 +205,14 @@ struct Runner {
       job.xq = q_row(op.qsrc, 0);
     } else {
       job.x = floats(op.src);
-      job.x_stride = width(op.src);
+      job.x_stride = stride(op.src);
     }
     job.rows = rows;
     job.bias = part.bias.empty() ? nullptr : part.bias.data();
     job.epilogue = op.epilogue;
     job.residual = op.epilogue == Epilogue::Add ? floats(op.residual) : nullptr;
     job.y = floats(part.dst);
-    job.y_stride = width(part.dst);
+    job.y_stride = stride(part.dst);
     job.scratch = panel_scratch;
     kernels.linear(job, panel_begin, panel_end);
   }
@@ -222,8 +224,8 @@ struct Runner {
     const RopeTable& table = ropes[op.table];
     const std::int64_t position = batch.positions[r];
     for (const RopeTarget& target : op.targets) {
-      kernels.rope(floats(target.buffer) + r * width(target.buffer), target.heads, op.head_dim, 2 * table.half(),
-                   table.cos(position), table.sin(position));
+      kernels.rope(row(target.buffer, r), target.heads, op.head_dim, 2 * table.half(), table.cos(position),
+                   table.sin(position));
     }
   }
 
@@ -231,7 +233,7 @@ struct Runner {
     KVStoreJob job;
     job.k = floats(op.k);
     job.v = floats(op.v);
-    job.stride = width(op.k);
+    job.stride = stride(op.k);
     job.pool = pool;
     job.layout = kv;
     job.layer = op.layer;
@@ -255,9 +257,9 @@ struct Runner {
   void operator()(const AttentionOp& op) {
     AttentionJob job;
     job.q = floats(op.q);
-    job.q_stride = width(op.q);
+    job.q_stride = stride(op.q);
     job.out = floats(op.dst);
-    job.out_stride = width(op.dst);
+    job.out_stride = stride(op.dst);
     job.pool = pool;
     job.layout = kv;
     job.layer = op.layer;
@@ -280,19 +282,16 @@ struct Runner {
 
   void operator()(const AddOp& op) {
     const std::int64_t n = width(op.dst);
-    each_row(
-        [&](std::int64_t r) { kernels.add(floats(op.a) + r * n, floats(op.b) + r * n, n, floats(op.dst) + r * n); });
+    each_row([&](std::int64_t r) { kernels.add(row(op.a, r), row(op.b, r), n, row(op.dst, r)); });
   }
   void operator()(const SiluMulOp& op) {
     const std::int64_t n = width(op.dst);
-    each_row([&](std::int64_t r) {
-      kernels.silu_mul(floats(op.gate) + r * n, floats(op.up) + r * n, n, floats(op.dst) + r * n);
-    });
+    each_row([&](std::int64_t r) { kernels.silu_mul(row(op.gate, r), row(op.up, r), n, row(op.dst, r)); });
   }
   void operator()(const SelectOp& op) {
     const std::int64_t n = width(op.dst);
     each_row([&](std::int64_t r) {
-      std::memcpy(floats(op.dst) + r * n, floats(op.src) + batch.logit_rows[head_begin + r] * n,
+      std::memcpy(row(op.dst, r), row(op.src, batch.logit_rows[head_begin + r]),
                   static_cast<std::size_t>(n) * sizeof(float));
     });
   }
@@ -340,7 +339,7 @@ void Executor::run_thread(Step& step, int thread) {
   const SelectOp& select = std::get<SelectOp>(plan_.instructions[head_begin_]);
   const std::int64_t width = plan_.buffers[select.src].width;
   runner.each_row([&](std::int64_t r) {
-    if (!kernels.all_finite(floats(select.src) + r * width, width)) step.output.finite[r] = 0;
+    if (!kernels.all_finite(runner.row(select.src, r), width)) step.output.finite[r] = 0;
   });
   for (std::int64_t begin = 0; begin < batch.logit_row_count; begin += kHeadRows) {
     team_.next_phase();
@@ -352,7 +351,7 @@ void Executor::run_thread(Step& step, int thread) {
     }
     team_.share(runner.rows, 1, [&](std::int64_t from, std::int64_t to) {
       for (std::int64_t r = from; r < to; ++r) {
-        float* logits = floats(plan_.logits) + r * vocab();
+        float* logits = runner.row(plan_.logits, r);
         if (step.output.logits != nullptr) {
           std::memcpy(step.output.logits + (begin + r) * vocab(), logits,
                       static_cast<std::size_t>(vocab()) * sizeof(float));
