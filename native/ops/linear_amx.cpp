@@ -14,7 +14,7 @@ namespace octavo::amx {
 namespace {
 
 constexpr std::int64_t kTileRows = 16;
-constexpr std::int64_t kMinRows = 13;  // with fewer the AVX-512 kernel is as fast
+constexpr std::int64_t kMinRows = 5;  // with fewer the AVX-512 kernel is as fast
 
 // Tiles 0 and 1 take the integer sums of the pair's first and second rows, 2 and 3 hold their activations, 4 the
 // weights. Our own assembly, for GCC 12's intrinsics do not say what memory they use (its bug 114098).
@@ -117,15 +117,17 @@ void linear(const LinearJob& job, std::int64_t panel_begin, std::int64_t panel_e
   if (!is_quantised(w.format) || job.rows < kMinRows) return avx512::linear(job, panel_begin, panel_end);
   const std::int64_t rest = job.rows % (2 * kTileRows), whole = job.rows - rest;
   const TileShapes whole_tiles(2 * kTileRows), rest_tiles(rest);
+  const bool both = whole > 0 && rest > 0;
+  if (!both) (whole > 0 ? whole_tiles : rest_tiles).load();
   for (std::int64_t panel = panel_begin; panel < panel_end; ++panel) {
     Bytes bytes{w.panel(panel), block_bytes(Format::Q8)};
     if (w.format == Format::Q4) {
       avx512::unpack_q4(w, bytes.at, 0, job.scratch);
       bytes = {job.scratch, kBlock * kPanel};
     }
-    if (whole > 0) whole_tiles.load();
+    if (both) whole_tiles.load();
     for (std::int64_t row = 0; row < whole; row += 2 * kTileRows) pair<true>(job, row, 2 * kTileRows, panel, bytes);
-    if (rest > 0) rest_tiles.load();
+    if (both) rest_tiles.load();
     if (rest > kTileRows) {
       pair<true>(job, whole, rest, panel, bytes);
     } else if (rest > 0) {
