@@ -34,13 +34,20 @@ void put_random_scales(Weight& w, std::int64_t offset, Rng& rng) {
   for (int o = 0; o < kPanel; ++o) put(w, offset + 2 * o, float_to_half(rng.uniform(-0.1f, 0.1f)));
 }
 
-// Multipliers, offsets and scales at the edges of what weight.h allows for any q, and scales.
-void put_random_q4_terms(Weight& w, std::int64_t terms, Rng& rng) {
+// Terms of a q4 block, up to the edges of what weight.h allows, and scales. Some groups have two levels far apart.
+void put_random_q4_terms(Weight& w, std::int64_t block, Rng& rng) {
+  const std::int64_t terms = block + quants_bytes(Format::Q4);
   for (int i = 0; i < 2 * kPanel; ++i) {
-    const int multiplier = static_cast<int>(rng.next() % 18), room = 255 - 15 * multiplier;
-    const int offset = rng.next() % 2 == 0 ? -128 : -128 + (room > 0 ? static_cast<int>(rng.next() % (room + 1)) : 0);
+    const bool two_levels = rng.next() % 8 == 0;
+    const int multiplier = two_levels ? 255 : static_cast<int>(rng.next() % 18);
+    const int room = 255 - multiplier * (two_levels ? 1 : 15);
+    const int offset = -128 + static_cast<int>(rng.next() % static_cast<unsigned>(room + 1));
     put(w, terms + i, static_cast<std::uint8_t>(multiplier));
     put(w, terms + kOffsetsAt + i, static_cast<std::int8_t>(offset));
+    for (int v = 0; two_levels && v < 4; ++v) {
+      std::byte* four = w.data.get() + block + ((i / kPanel * 4 + v) * kPanel + i % kPanel) * 4;
+      for (int k = 0; k < 4; ++k) four[k] &= std::byte{0x11};
+    }
   }
   put_random_scales(w, terms + kQ4ScalesAt, rng);
 }
@@ -62,9 +69,8 @@ Weight random_weight(Format format, std::int64_t n, std::int64_t k, Rng& rng) {
   }
   if (!is_quantised(format)) return w;
   for (std::int64_t block = 0; block < w.bytes(); block += block_bytes(format)) {
-    const std::int64_t terms = block + quants_bytes(format);
-    if (format == Format::Q8) put_random_scales(w, terms, rng);
-    if (format == Format::Q4) put_random_q4_terms(w, terms, rng);
+    if (format == Format::Q8) put_random_scales(w, block + quants_bytes(format), rng);
+    if (format == Format::Q4) put_random_q4_terms(w, block, rng);
   }
   return w;
 }
