@@ -183,7 +183,7 @@ const char* to_q8(bool search, Block& b) {
   if (!round_to_half(b.scale)) return kScaleTooLarge;
   if (b.scale == 0.0f) return nullptr;
   float least = search ? rounding_error(b.x, b.scale) : 0.0f;
-  for (int steps = 126; least > 0.0f && steps > 111; --steps) {
+  for (int steps = 126; least > 0.0f && steps > 95; --steps) {
     float other = largest / static_cast<float>(steps);
     if (!round_to_half(other)) break;
     const float error = rounding_error(b.x, other);

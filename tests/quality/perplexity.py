@@ -31,7 +31,7 @@ from tests.support.batches import batch_of, sampling_rows
 
 GOLDEN = Path(__file__).parent.parent / "parity" / "golden" / "smollm2.npz"
 ROWS = 250  # of a step
-BASELINE_BOUND, QUANTISED_BOUND, INT8_KV_BOUND, REQUANTISED_BOUND = 0.1, 1.0, 0.3, 0.3  # percent
+BASELINE_BOUND, QUANTISED_BOUND, INT8_KV_BOUND, REQUANTISED_BOUND = 0.1, 1.0, 0.3, 0.5  # percent
 
 
 def perplexity(executor: Executor, token_ids: np.ndarray) -> float:
