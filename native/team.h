@@ -34,12 +34,13 @@ class Team {
   // on.
   template <class Reset>
   void barrier(Reset reset) {
-    if (active_ == 1) {
+    const int active = active_;  // read before arriving: behind that the caller may begin another run
+    if (active == 1) {
       reset();
       return;
     }
     const std::uint32_t generation = generation_.load(std::memory_order_acquire);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<std::uint32_t>(active_)) {
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<std::uint32_t>(active)) {
       arrived_.store(0, std::memory_order_relaxed);
       reset();
       publish(generation_);
