@@ -19,7 +19,7 @@ CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))
   -DOCTAVO_NATIVE_TESTS=ON -DOCTAVO_DEV=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help run test native-test lint sim exact chaos parity sanitize compare fuzz clean
+.PHONY: help run test native-test lint sim exact chaos load parity sanitize compare fuzz clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -50,6 +50,9 @@ exact: $(VENV)/octavo-dev ## the full exactness suite: equal bits whatever happe
 
 chaos: $(VENV)/octavo-dev ## the engine killed 50 times and stopped 20 times under 16 streams: no bit changes
 	$(BIN)/python -m tests.server.chaos
+
+load: $(VENV)/octavo-dev ## 64 streams for ten minutes through octavo serve, some clients leaving: nothing grows
+	$(BIN)/python -m tests.server.load
 
 parity: .venv-parity/octavo ## remake the golden files with PyTorch and transformers, and compare
 	.venv-parity/bin/python -m tests.parity.check

@@ -232,7 +232,9 @@ void check_requantised(const Source& s, Format format) {
     };
     for (std::int64_t i = 0; i < s.cols; ++i) {
       const auto [low, high] = range(i / kBlock * kBlock, kBlock);
-      const double amax = std::max(std::fabs(low), std::fabs(high)), scale = amax / 127;
+      const double amax = std::max(std::fabs(low), std::fabs(high));
+      const bool searched = format == Format::Q8 && !is_float(*parse_encoding(s.encoding));
+      const double scale = amax / (searched ? 96 : 127);
       double most = scale / 2 * 1.001 + amax / 2048;
       if (format == Format::Q4) {  // half a step, and what a step and the offset may be off: half a scale each
         const auto [group_low, group_high] = range(i / kGroup * kGroup, kGroup);
