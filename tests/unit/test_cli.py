@@ -331,7 +331,7 @@ def test_ctrl_c_is_exit_code_130(llm: ScriptedLLM) -> None:
 
 def test_help_says_each_command_in_a_whole_line() -> None:
     listed = octavo("--help").stdout.partition("Commands:")[2].splitlines()[1:]
-    assert [line.split()[0] for line in listed] == ["generate", "chat", "pull", "models", "info", "bench"]
+    assert [line.split()[0] for line in listed] == ["generate", "chat", "serve", "pull", "models", "info", "bench"]
     assert all(line.endswith(".") and not line.endswith("...") for line in listed)
 
 
