@@ -36,6 +36,8 @@ def main() -> None:
         "threads": arguments.threads,
         "sessions": [],
     }
+    if arguments.keep:
+        _keep(json.loads(folder.joinpath("results.json").read_text()), arguments.models, results)
     if results["load"] > 0.5:
         print(f"The machine is busy (load average {results['load']:.1f}): figures will spread, and be low.")
 
@@ -46,7 +48,7 @@ def main() -> None:
     for name in arguments.models:
         print(f"{name}:", flush=True)
         _session(name, arguments, results["sessions"], save)
-    if not arguments.quick:
+    if not arguments.quick and SMOLLM2 in arguments.models:
         print("start and memory", flush=True)
         results["start"] = start.measure(arguments.rounds, arguments.threads)
         save()
@@ -59,6 +61,15 @@ def main() -> None:
     print(f"written: {folder / 'RESULTS.md'}")
 
 
+def _keep(earlier: dict[str, Any], models: list[str], results: dict[str, Any]) -> None:
+    """What an earlier run measured of other models stays."""
+    results["sessions"] = [session for session in earlier["sessions"] if session["name"] not in models]
+    if SMOLLM2 not in models:
+        results |= {name: earlier[name] for name in ("start", "neighbours", "engine") if name in earlier}
+    if results["sessions"]:
+        results["command"] = f"{earlier['command']}` and `{results['command']}"
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=list(SAME_FILE), default=list(SAME_FILE), metavar="MODEL")
@@ -68,6 +79,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="2 rounds of the shortest workloads, fewer peers")
     parser.add_argument("--short", action="store_true", help="without the workloads that take minutes")
     parser.add_argument("--settings", metavar="FILE", help="take the peers' settings from this results.json, try none")
+    parser.add_argument("--keep", action="store_true", help="what results.json holds of other models stays in it")
     parser.add_argument("--vllm", action="store_true", help="vLLM takes part too, in bfloat16")
     parser.add_argument("--render", action="store_true", help="only write RESULTS.md again, from results.json")
     arguments = parser.parse_args()

@@ -155,6 +155,18 @@ def test_the_report_holds_targets_ranges_settings_and_refusals() -> None:
     assert "llama.cpp Q4_1 90%" in text
 
 
+def test_results_of_other_models_can_be_kept() -> None:
+    from benchmarks.compare.__main__ import _keep
+
+    earlier = {"command": "first", "sessions": [{"name": "smollm2"}, {"name": "qwen2.5-0.5b"}], "start": {"ready": 1}}
+    results: dict[str, Any] = {"command": "second", "sessions": []}
+    _keep(earlier, ["qwen2.5-0.5b"], results)
+    assert results == {"command": "first` and `second", "sessions": [{"name": "smollm2"}], "start": {"ready": 1}}
+    results = {"command": "second", "sessions": []}
+    _keep(earlier, ["smollm2"], results)
+    assert results == {"command": "first` and `second", "sessions": [{"name": "qwen2.5-0.5b"}]}
+
+
 def test_the_roofline_counts_weights_once_a_step_and_macs_of_every_token() -> None:
     (session,) = _results()["sessions"]
     gmacs, share, gbs, read_share = targets.roofline_shares(session, workloads.BATCH_1)
