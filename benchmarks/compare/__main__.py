@@ -28,7 +28,6 @@ def main() -> None:
         folder.joinpath("RESULTS.md").write_text(report.render(json.loads((folder / "results.json").read_text())))
         return
     results: dict[str, Any] = {
-        "command": "python -m " + " ".join(["benchmarks.compare", *sys.argv[1:]]),
         "date": datetime.now().strftime("%-d %B %Y"),
         "machine": machine.describe(),
         "load": machine.load(),
@@ -66,8 +65,6 @@ def _keep(earlier: dict[str, Any], models: list[str], results: dict[str, Any]) -
     results["sessions"] = [session for session in earlier["sessions"] if session["name"] not in models]
     if SMOLLM2 not in models:
         results |= {name: earlier[name] for name in ("start", "neighbours", "engine") if name in earlier}
-    if results["sessions"]:
-        results["command"] = f"{earlier['command']}` and `{results['command']}"
 
 
 def _arguments() -> argparse.Namespace:
@@ -92,7 +89,8 @@ def _session(
     name: str, arguments: argparse.Namespace, sessions: list[dict[str, Any]], save: Callable[[], None]
 ) -> None:
     """Adds the session to the others; they are saved after each of its rounds."""
-    session, others = rounds.Session(name), list(sessions)
+    command = " ".join(["python -m benchmarks.compare", *sys.argv[1:]])
+    session, others = rounds.Session(name, command), list(sessions)
     if name == SMOLLM2:
         everyone, loads = _on_smollm2(arguments), list(workloads.ALL)
     else:

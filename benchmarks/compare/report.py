@@ -15,26 +15,26 @@ Every figure is the median over {rounds} rounds, with the least and the most in 
 each workload in turn, so that a machine that slows down slows all of them; a ratio is taken within a round, and the
 median of those ratios is given. All use {threads} threads, greedy sampling and the same random token prompts, and
 generate the number of tokens asked for, past any end of sequence. "Decode" counts the tokens after the first one of
-every sequence. A peer's settings are those that were fastest for that workload when all were tried {tried}
-(below), for the longest workloads those of batch 32; the best peer is the one with the highest median among all in
-4- or 8-bit formats. Octavo runs with its defaults.
+every sequence. A peer's settings are those that were fastest for that workload when all were tried (below; with
+--settings in an earlier run), for the longest workloads those of batch 32; the best peer is the one with the highest
+median among all in 4- or 8-bit formats. Octavo runs with its defaults.
 """
 
 
 def render(results: dict[str, Any]) -> str:
     sessions = results["sessions"]
     counts = sorted({len(session["roofline"]) for session in sessions})
+    commands = list(dict.fromkeys(session["command"] for session in sessions))
     head = "\n".join(f"- {name}: {value}" for name, value in results["machine"].items())
     parts = [
         "# Octavo beside its peers\n",
-        f"Made by `{results['command']}` on {results['date']}. What it does and how to repeat it: "
+        f"Made by {' and '.join(f'`{command}`' for command in commands)}, the last on {results['date']}. What it does and how to repeat it: "
         "[benchmarks/README.md](README.md#beside-its-peers).\n",
         head + f"\n- versions: {', '.join(sorted(_versions(sessions)))}\n"
         f"- load average before the run: {results['load']:.2f}\n",
         _HOW.format(
             rounds=" or ".join(map(str, counts)),
             threads=results["threads"],
-            tried="in an earlier run" if "--settings" in results["command"] else "before the first round",
         ),
         "## Targets\n",
         _targets(results),

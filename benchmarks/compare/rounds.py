@@ -24,7 +24,7 @@ Choice = dict[str, Any]
 
 @dataclass
 class Session:
-    """All that was measured with one model.
+    """All that was measured with one model, by one command.
 
     rates: workload → contender → tokens a second, one a round. tried: the same shape, of the settings chosen.
     about: what the contenders said of themselves. agreement: share of requests whose first token is Octavo's.
@@ -32,6 +32,7 @@ class Session:
     """
 
     name: str
+    command: str
     tried: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     rates: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     busy: dict[str, dict[str, list[float]]] = field(default_factory=dict)

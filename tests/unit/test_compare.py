@@ -109,6 +109,7 @@ def _results() -> dict[str, Any]:
     about = {"version": "octavo 1", "layer_macs": 10**8, "head_macs": 10**7, "weight_bytes": 10**8}
     session = rounds.Session(
         targets.SMOLLM2,
+        "python -m benchmarks.compare",
         tried={load: {"llama.cpp F16": {"process": 0, "options": {}, "rate": 40.0, "text": "fast | odd"}}},
         rates={load: rates},
         busy={load: {who: [2.0, 2.0] for who in rates}},
@@ -119,7 +120,6 @@ def _results() -> dict[str, Any]:
         refusals={"OpenVINO Q4_0": "not read"},
     )
     return {
-        "command": "python -m benchmarks.compare",
         "date": "1 May 2030",
         "machine": {"CPU": "one"},
         "load": 0.1,
@@ -158,13 +158,13 @@ def test_the_report_holds_targets_ranges_settings_and_refusals() -> None:
 def test_results_of_other_models_can_be_kept() -> None:
     from benchmarks.compare.__main__ import _keep
 
-    earlier = {"command": "first", "sessions": [{"name": "smollm2"}, {"name": "qwen2.5-0.5b"}], "start": {"ready": 1}}
-    results: dict[str, Any] = {"command": "second", "sessions": []}
+    earlier = {"sessions": [{"name": "smollm2"}, {"name": "qwen2.5-0.5b"}], "start": {"ready": 1}}
+    results: dict[str, Any] = {"sessions": []}
     _keep(earlier, ["qwen2.5-0.5b"], results)
-    assert results == {"command": "first` and `second", "sessions": [{"name": "smollm2"}], "start": {"ready": 1}}
-    results = {"command": "second", "sessions": []}
+    assert results == {"sessions": [{"name": "smollm2"}], "start": {"ready": 1}}
+    results = {"sessions": []}
     _keep(earlier, ["smollm2"], results)
-    assert results == {"command": "first` and `second", "sessions": [{"name": "qwen2.5-0.5b"}]}
+    assert results == {"sessions": [{"name": "qwen2.5-0.5b"}]}
 
 
 def test_the_roofline_counts_weights_once_a_step_and_macs_of_every_token() -> None:
