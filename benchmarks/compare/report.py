@@ -24,11 +24,11 @@ median among all in 4- or 8-bit formats. Octavo runs with its defaults.
 def render(results: dict[str, Any]) -> str:
     sessions = results["sessions"]
     counts = sorted({len(session["roofline"]) for session in sessions})
-    commands = list(dict.fromkeys(session["command"] for session in sessions))
+    commands = " and ".join(dict.fromkeys(f"`{session['command']}`" for session in sessions))
     head = "\n".join(f"- {name}: {value}" for name, value in results["machine"].items())
     parts = [
         "# Octavo beside its peers\n",
-        f"Made by {' and '.join(f'`{command}`' for command in commands)}, the last on {results['date']}. What it does and how to repeat it: "
+        f"Made by {commands}, the last on {results['date']}. What it does and how to repeat it: "
         "[benchmarks/README.md](README.md#beside-its-peers).\n",
         head + f"\n- versions: {', '.join(sorted(_versions(sessions)))}\n"
         f"- load average before the run: {results['load']:.2f}\n",

@@ -87,9 +87,10 @@ def serve(load: Callable[[dict[str, Any]], Engine]) -> None:
 
 
 def _memory() -> dict[str, int]:
-    with open("/proc/self/statm") as pages:
-        rss = int(pages.read().split()[1]) * resource.getpagesize()
-    return {"rss": rss, "peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    """Of /proc, not of getrusage: that counts the process before exec too, which was as large as the parent."""
+    with open("/proc/self/status") as status:
+        values = dict(line.split(":", 1) for line in status)
+    return {name: int(values[key].split()[0]) * 1024 for name, key in (("rss", "VmRSS"), ("peak_rss", "VmHWM"))}
 
 
 def _cpu_seconds() -> float:

@@ -221,7 +221,10 @@ def test_an_engine_that_stops_early_is_found_out(tmp_path: Path, monkeypatch: py
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{code}'\n")
     python.chmod(0o755)
+    ballast = bytearray(b"x") * (600 << 20)
     with Worker(python, "echo", {}, tmp_path / "log") as worker:
+        assert worker.about["peak_rss"] < len(ballast), "the parent's memory is not the worker's"
+        del ballast
         assert worker.run("generate", [[1]], [3], {})["outputs"] == [[7, 7, 7]]
         with pytest.raises(WorkerError, match=r"generated \[2\] tokens, asked for \[3\]"):
             worker.run("generate", [[13]], [3], {})
