@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from octavo.outputs import TextDelta as TextDelta
     from octavo.outputs import Timings as Timings
     from octavo.params import SamplingParams as SamplingParams
+    from octavo.structured import StructuredOutputs as StructuredOutputs
 
     __version__: str
 
 _HOME = {
     "LLM": "octavo.engine.llm",
     "SamplingParams": "octavo.params",
+    "StructuredOutputs": "octavo.structured",
     "RequestOutput": "octavo.outputs",
     "CompletionOutput": "octavo.outputs",
     "Logprob": "octavo.outputs",

@@ -79,3 +79,29 @@ COMPLETION_MAX_TOKENS = 16  # of /v1/completions, when not given
 TGI_MAX_BEST_OF = 2
 TGI_MAX_STOP_SEQUENCES = 4
 TGI_MAX_TOP_N_TOKENS = 5
+
+# Structured outputs
+MAX_SCHEMA_CHARS = 256 << 10
+MAX_REGEX_CHARS = 64 << 10
+MAX_GRAMMAR_CHARS = 64 << 10
+MAX_CHOICES = 1024
+MAX_CHOICE_CHARS = 4096
+MAX_START_AFTER_CHARS = 256
+
+# The language
+PROGRAM_MAX_TOKENS = 128  # of a gen, when neither it nor `run` says
+MAX_CHOICES = 1024  # of one select
+MAX_BATCH_THREADS = 128  # programs of one run_batch that run at the same time, unless it says
+MAX_FORK_THREADS = 64  # forks of one run or batch that run at the same time
+MIN_CACHED_PREFIX_CHARS = 64  # a shorter prefix of a batch is not computed ahead
+MAX_FORKS = 1024  # children of one fork
+MAX_BACKEND_ANSWER_BYTES = 64 << 20  # of a server a program calls
+BACKEND_TRIES = 4  # of a request that is answered "overloaded"
+MAX_BACKEND_PAUSE_SECONDS = 30  # between two of them
+
+# Tools
+MAX_TOOLS = 128
+MAX_TOOL_NAME_CHARS = 64
+MAX_TOOL_SCHEMA_CHARS = 1 << 16  # the parameters of one function, as JSON
+MAX_TOOL_CALLS = 128  # in one message of a conversation, or one answer that a grammar writes
+MAX_TOOL_CALL_HEAD_CHARS = 1 << 16  # of what looks like a call, before it is known to be one

@@ -11,6 +11,7 @@ from typing import Any
 
 from octavo import limits
 from octavo.errors import InvalidParameterError
+from octavo.structured import StructuredOutputs as StructuredOutputs
 
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 _INT32_MAX = (1 << 31) - 1
@@ -37,6 +38,7 @@ class SamplingParams:
     bad_words: texts that are not generated, at the start of a word or inside one.
     truncate_prompt_tokens: keep only this many last tokens of the prompt.
     priority: lower is served first, under the priority policy. cache_salt: prefixes are shared only under equal salts.
+    structured: what the output must be, as StructuredOutputs or a dict of its fields; all of the above works within it.
     """
 
     n: int = 1
@@ -65,6 +67,7 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
     priority: int = 0
     cache_salt: str | None = None
+    structured: StructuredOutputs | None = None  # or a mapping of its fields, until constructed
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -74,6 +77,7 @@ class SamplingParams:
                 raise InvalidParameterError(name, getattr(self, name), "true or false")
         if self.cache_salt is not None:
             _text("cache_salt", self.cache_salt, limits.MAX_CACHE_SALT_CHARS)
+        self._set("structured", StructuredOutputs.of(self.structured))
         if self.n > 1 and self.temperature == 0.0:
             raise InvalidParameterError("n", self.n, "1 when temperature is 0, as all outputs would be equal")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

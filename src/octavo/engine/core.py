@@ -39,7 +39,8 @@ log = logging.getLogger("octavo")
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """max_model_len: tokens a sequence may have in all. inter_token_target: seconds between tokens of a stream that
-    prompts may take up. chunk_size: a fixed cap on prompt tokens of one sequence in one step (None: the budget's)."""
+    prompts may take up. chunk_size: a fixed cap on prompt tokens of one sequence in one step (None: the budget's).
+    jump_forward: tokens that a grammar forces are appended at once, not drawn one a step; the answer is the same."""
 
     max_model_len: int
     max_num_seqs: int = MAX_BATCH_SEQUENCES
@@ -47,6 +48,7 @@ class EngineConfig:
     policy: str = "fcfs"
     inter_token_target: float = 0.1
     chunk_size: int | None = None
+    jump_forward: bool = True
 
     def __post_init__(self) -> None:
         most = min(MAX_BATCH_SEQUENCES, self.max_rows)
@@ -56,6 +58,8 @@ class EngineConfig:
             raise InvalidParameterError("chunk_size", self.chunk_size, "an integer of at least 1, or None")
         if type(self.inter_token_target) not in (int, float) or not self.inter_token_target > 0:
             raise InvalidParameterError("inter_token_target", self.inter_token_target, "seconds, more than 0")
+        if type(self.jump_forward) is not bool:
+            raise InvalidParameterError("jump_forward", self.jump_forward, "True or False")
 
 
 class Engine:

@@ -40,6 +40,7 @@ class LLM:
     kernels: "auto" (the best this CPU has), "scalar", "avx2", "avx512", "amx".
     policy: "fcfs", "priority" (lower first) or "lpm" (longest cached prefix first).
     inter_token_target: seconds between two tokens of a running stream that other prompts' prefill may cause.
+    jump_forward: tokens that a grammar forces are appended at once; off, each costs a step. The answer is the same.
 
     Every method but close and info raises EngineClosedError once the LLM is closed, in a process forked from the
     LLM's, and after an internal error that ended the engine; so do calls that are waiting at that moment.
@@ -62,6 +63,7 @@ class LLM:
         max_num_seqs: int = MAX_BATCH_SEQUENCES,
         inter_token_target: float = 0.1,
         chunk_size: int | None = None,
+        jump_forward: bool = True,
     ) -> None:
         from octavo.engine.opening import open_engine
 
@@ -80,6 +82,7 @@ class LLM:
             max_num_seqs=max_num_seqs,
             inter_token_target=inter_token_target,
             chunk_size=chunk_size,
+            jump_forward=jump_forward,
         )
         self._opened = opened
         self._model, self._executor, self._engine = opened.model, opened.executor, opened.engine
