@@ -90,7 +90,7 @@ MAX_START_AFTER_CHARS = 256
 
 # The language
 PROGRAM_MAX_TOKENS = 128  # of a gen, when neither it nor `run` says
-MAX_CHOICES = 1024  # of one select
+MAX_SELECT_CHOICES = 1024
 MAX_BATCH_THREADS = 128  # programs of one run_batch that run at the same time, unless it says
 MAX_FORK_THREADS = 64  # forks of one run or batch that run at the same time
 MIN_CACHED_PREFIX_CHARS = 64  # a shorter prefix of a batch is not computed ahead
