@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from octavo.lang.backends.choose import flush_cache, set_default_backend
 from octavo.lang.backends.interface import Backend
+from octavo.lang.decorator import Function, function
 from octavo.lang.expressions import (
     Expression,
     assistant,
@@ -27,7 +28,6 @@ from octavo.lang.expressions import (
     user_begin,
     user_end,
 )
-from octavo.lang.function import Function, function
 from octavo.lang.state import ProgramState, ProgramStateGroup
 
 __all__ = [

@@ -240,7 +240,7 @@ class ProgramState:
         """`with s.copy() as other:` is a fork of one, joined at the end."""
         return _Copy(self.fork(1))
 
-    # Beginning and end, for lang.function
+    # Beginning and end, for the decorator
 
     def begin(self) -> None:
         """The program runs on this thread, which waits for nothing of its own."""

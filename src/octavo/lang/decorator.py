@@ -338,7 +338,7 @@ def _tell(loop: asyncio.AbstractEventLoop, done: asyncio.Future[None], error: Ba
 
 def _seed(seed: int | None) -> int:
     if seed is None:
-        return secrets.randbits(63)
+        return secrets.randbits(53)
     if type(seed) is not int:
         raise InvalidParameterError("seed", seed, "an integer, or None")
     return seed
