@@ -1,0 +1,136 @@
+"""Grammars that let a model write nothing but the tool calls asked for, in llguidance's dialect of Lark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from octavo import limits
+from octavo.chat.formats import ARGS, CALL_ID, ReasoningFormat, ToolFormat
+from octavo.chat.tools import Tool, Tools
+from octavo.structured import StructuredOutputs
+
+_BLANK = r"[ \n]{0,2}"
+_SPACED = {"whitespace_pattern": r"[ \n\t]{1,8}"}  # at each place where JSON may have some
+_CLOSED = ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref")
+
+
+def tool_constraint(
+    format_: ToolFormat,
+    tools: Tools,
+    reasoning: ReasoningFormat | None,
+    *,
+    thinking: bool,
+    control_ids: Mapping[str, int],
+) -> StructuredOutputs | None:
+    """What holds the output to the calls that `tools` asks for; None where nothing needs to.
+
+    Required calls and named ones are all there is in the answer. Under auto, where a function is strict or only one
+    call is wanted, any text may come before each call. thinking: the output begins inside the thoughts; where it does
+    not, it may open them itself. control_ids: the markers that are control tokens of the model.
+    """
+    exact = tools.required or any(tool.strict for tool in tools.callable)
+    if not tools.callable or (not exact and tools.parallel):
+        return None
+    grammar = _Grammar(format_, tools, control_ids)
+    rules = grammar.rules()
+    start = "calls" if tools.required else "free"
+    if reasoning is not None and not thinking:
+        rules += [f"start: thoughts? {start}", *_thoughts(reasoning, control_ids)]
+    else:
+        rules.append(f"start: {'BLANK ' if thinking else ''}{start}")
+    text = "\n".join(["%llguidance {}", *rules, f"BLANK: /{_BLANK}/", ""])
+    return StructuredOutputs(grammar=text, start_after=reasoning.closer if reasoning is not None and thinking else None)
+
+
+class _Grammar:
+    """The rules `calls` (nothing but calls) and `free` (text with calls in it) for one format."""
+
+    def __init__(self, format_: ToolFormat, tools: Tools, control_ids: Mapping[str, int]) -> None:
+        self._format = format_
+        self._tools = tools
+        self._ids = control_ids
+
+    def rules(self) -> list[str]:
+        names = [f"call_{i}" for i in range(len(self._tools.callable))]
+        bodies = [f"{name}: {self._body(tool)}" for name, tool in zip(names, self._tools.callable)]
+        several = self._tools.parallel and self._format.style != "bare"  # those templates take one call in a message
+        repeat = f"{{1,{limits.MAX_TOOL_CALLS}}}" if several else ""
+        rules = [f"call: {' | '.join(names)}", *bodies]
+        if self._tools.required:
+            return [*rules, *self._required(several)]
+        return [*rules, *self._free(repeat)]
+
+    def _required(self, several: bool) -> list[str]:
+        format_ = self._format
+        opener = self._mark(format_.opener)
+        most = limits.MAX_TOOL_CALLS - 1
+        if format_.style == "bare":
+            return ["calls: call"]
+        if format_.style == "tagged":
+            whole = f'{opener} "\\n" call "\\n" {self._mark(format_.closer)}'
+            more = f' ("\\n" tagged){{0,{most}}}' if several else ""
+            return [f"tagged: {whole}", f"calls: tagged{more}"]
+        if format_.names_first:
+            return [f"calls: ({opener} call){{1,{most + 1 if several else 1}}}"]
+        more = f' (", " call){{0,{most}}}' if several else ""
+        return [f'calls: {opener} "[" call{more} "]"']
+
+    def _free(self, repeat: str) -> list[str]:
+        """Text up to the opener, then a call; in the end text again, unless only one call was wanted."""
+        format_ = self._format
+        rules = ["text: TEXT", "TEXT: /(.|\\n)*/"]
+        if format_.style == "bare":
+            return [*rules[1:], "free: prose | call", "prose: PROSE", "PROSE: /([^{ \\n\\t\\r](.|\\n)*)?/"]
+        opener = self._mark(format_.opener)
+        if opener.startswith("<["):
+            before = f"text {opener}"
+        else:
+            rules.append(f"before[lazy]: TEXT {opener}")
+            before = "before"
+        if format_.style == "tagged":
+            one = f'{before} "\\n" call "\\n" {self._mark(format_.closer)}'
+        elif format_.names_first:
+            one = f"{before} call"
+        else:
+            more = f' (", " call){{0,{limits.MAX_TOOL_CALLS - 1}}}' if repeat else ""
+            one = f'{before} "[" call{more} "]"'
+        rules.append(f"one: {one}")
+        return [*rules, f"free: one{repeat} text | text" if repeat else "free: one | text"]
+
+    def _body(self, tool: Tool) -> str:
+        schema = self._schema(tool)
+        if self._format.names_first:
+            call_id = f"({self._mark(CALL_ID)} /[a-zA-Z0-9]{{9}}/)? " if self._format.has_call_id else ""
+            return f"{json.dumps(tool.name)} {call_id}{self._mark(ARGS)} {schema}"
+        head = f'{{"name": {json.dumps(tool.name)}, {json.dumps(self._format.arguments_key)}: '
+        return f'{json.dumps(head)} {schema} "}}"'
+
+    def _schema(self, tool: Tool) -> str:
+        """Of its arguments; under auto those of a function that is not strict may be anything."""
+        schema = arguments_schema(tool) if self._tools.required or tool.strict else {"type": "object"}
+        return f"%json {json.dumps({'x-guidance': _SPACED, **schema})}"
+
+    def _mark(self, marker: str) -> str:
+        return _mark(marker, self._ids)
+
+
+def arguments_schema(tool: Tool) -> dict[str, Any]:
+    """The parameters as a schema of an object; one that lists its properties has no others unless it says so."""
+    schema = {"type": "object", **tool.parameters}
+    if "properties" in schema and not any(name in schema for name in _CLOSED):
+        schema["additionalProperties"] = False
+    return schema
+
+
+def _mark(marker: str, control_ids: Mapping[str, int]) -> str:
+    """A marker as a control token, which no text can spell, or as text."""
+    return f"<[{control_ids[marker]}]>" if marker in control_ids else json.dumps(marker)
+
+
+def _thoughts(reasoning: ReasoningFormat, control_ids: Mapping[str, int]) -> list[str]:
+    opener, closer = _mark(reasoning.opener, control_ids), _mark(reasoning.closer, control_ids)
+    if closer.startswith("<["):
+        return [f"thoughts: {opener} THOUGHT {closer} BLANK", "THOUGHT: /(.|\\n)*/"]
+    return [f"thoughts: {opener} thought BLANK", f"thought[lazy]: /(.|\\n)*/ {closer}"]
