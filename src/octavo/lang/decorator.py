@@ -269,6 +269,9 @@ class Function:
             complete = True
         except TraceEnd:
             pass
+        except Exception:  # a stand-in is no real argument: what that leads to says nothing of the program
+            if not only_prefix:
+                raise
         finally:
             current_state.reset(token)
         return tracer.trace(complete)
@@ -276,10 +279,7 @@ class Function:
     def _warm(self, backend: Backend, items: list[dict[str, Any]]) -> None:
         constants = {name: items[0][name] for name in items[0] if _is_constant(name, items)}
         own = {name: value for name, value in constants.items() if name in self._signature.parameters}
-        try:
-            prefix = self._trace(backend, own, only_prefix=True).prefix
-        except Exception:  # a stand-in is no real argument: what that leads to says nothing of the program
-            return
+        prefix = self._trace(backend, own, only_prefix=True).prefix
         if len(prefix.text) > MIN_CACHED_PREFIX_CHARS:
             backend.warm(prefix)
 

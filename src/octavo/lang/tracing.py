@@ -32,23 +32,24 @@ class TraceEnd(BaseException):
     """The program asks what only a run can tell. Not an Exception: the program must not catch it."""
 
 
-class Argument:
+class Argument(str):
     """Stands for an argument or for what the model will have written. As text it is a mark; else the trace ends."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    _name: str
+
+    def __new__(cls, name: str) -> Argument:
+        made = super().__new__(cls, f"{_OPEN}{name}{_CLOSE}")
+        made._name = name
+        return made
 
     def __str__(self) -> str:
         return f"{_OPEN}{self._name}{_CLOSE}"
 
-    def __format__(self, spec: str) -> str:
+    def __repr__(self) -> str:
         return str(self)
 
-    def __add__(self, other: Any) -> Any:
-        return str(self) + other
-
-    def __radd__(self, other: Any) -> Any:
-        return other + str(self)
+    def __format__(self, spec: str) -> str:
+        return str(self)
 
     def __getitem__(self, key: Any) -> Argument:
         return Argument(f"{self._name}[{key!r}]")
@@ -56,11 +57,17 @@ class Argument:
     def __getattr__(self, name: str) -> NoReturn:
         raise TraceEnd
 
-    def _unknown(self, *_: Any) -> NoReturn:
-        raise TraceEnd
 
-    __bool__ = __len__ = __iter__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _unknown
-    __contains__ = __hash__ = __int__ = __float__ = __index__ = __mul__ = __rmul__ = __mod__ = __call__ = _unknown
+def _unknown(*_: Any, **__: Any) -> NoReturn:
+    raise TraceEnd
+
+
+for _method in (
+    *(name for name in dir(str) if not name.startswith("_")),
+    *("__bool__", "__len__", "__iter__", "__contains__", "__hash__", "__int__", "__float__", "__index__", "__call__"),
+    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__mul__", "__rmul__", "__mod__"),
+):
+    setattr(Argument, _method, _unknown)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,8 @@ class Transcript:
             header = self._turns.opening(self._roles, self._open, generates)
             if self._parts:
                 header = header.removeprefix(self._bos)
+                if self._roles and not self._unclosed:  # text came between the turns
+                    header = header.removeprefix(self._turns.closing(self._roles))
             else:
                 self._chat = True
             self._roles, self._content, self._unclosed = (*self._roles, self._open), [], False

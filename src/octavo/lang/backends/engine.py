@@ -70,6 +70,9 @@ class EngineBackend:
     def kept(self, completion: Completion, text: str) -> list[Part]:
         ids, tokenizer = completion.token_ids or [], self.llm.tokenizer
         count, rest = kept_ids(ids, text, tokenizer.token_bytes, tokenizer.special_ids)
+        if rest and text == completion.text and not isinstance(completion.stop_reason, str):
+            # It holds bytes that are no characters: nothing spells them but their tokens.
+            count, rest = len(ids) - (ids[-1] in tokenizer.special_ids or ids[-1] == completion.stop_reason), ""
         return parts_of(text, ids, count, rest)
 
     def score(

@@ -95,7 +95,9 @@ class OctavoServer:
         ids = completion.token_ids
         if ids is None or text != completion.text or isinstance(completion.stop_reason, str):
             return [text] if text else []
-        return parts_of(text, ids, len(ids) - (completion.finish_reason == "stop"), "")
+        if completion.finish_reason != "stop" or self._text(ids) == text:
+            return parts_of(text, ids, len(ids), "")
+        return parts_of(text, ids, len(ids) - 1, "")  # without the token that ended it
 
     def score(
         self, prompt: Prompt, choices: Sequence[str], unconditional: bool, cancellation: Cancellation
