@@ -21,12 +21,15 @@ from octavo.engine.request import Drawn, Generation, Logprobs, Request, Sink
 from octavo.engine.step_times import StepTimes
 from octavo.errors import CapacityError, EngineClosedError, InvalidParameterError, OctavoError, RequestFailedError
 from octavo.executor.interface import Executor, StepResult
+from octavo.executor.threads import default_threads
+from octavo.grammar import GrammarCompiler, MaskBuffer
+from octavo.grammar.vocabulary import Vocabulary
 from octavo.kv.blocks import BlockPool
 from octavo.kv.tree import PrefixTree
 from octavo.limits import MAX_BATCH_SEQUENCES
 from octavo.outputs import Logprob
 from octavo.params import SamplingParams
-from octavo.sampling import resolve
+from octavo.sampling import SamplerState, resolve
 from octavo.scheduler.budget import TokenBudget
 from octavo.scheduler.plan import ScheduledChunk, StepPlan
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -91,6 +94,9 @@ class Engine:
         self._sequence_ids = count()
         self._steps = 0
         self._times = StepTimes()
+        self.grammars = GrammarCompiler(lambda: Vocabulary(tokenizer, executor.vocab_size, eos_token_ids))
+        self._masks = MaskBuffer(executor.vocab_size, default_threads())
+        self._jumped = 0  # tokens appended without a draw
         # For an engine under supervision: its end, and a replay one by one, tell whose fault a failed step was.
         self.raises_step_errors = False
 
@@ -125,7 +131,8 @@ class Engine:
             eos_ids=self._eos_token_ids,
             encode=lambda text: self.tokenizer.encode(text, add_special_tokens=False),
         )
-        return Request(request_id, prompt, ids, params, resolved, sink, streams)
+        grammar = None if params.structured is None else self.grammars.compile(params.structured)
+        return Request(request_id, prompt, ids, params, resolved, sink, streams, grammar)
 
     def add(self, request: Request, emitted: SequenceOf[SequenceOf[Drawn]] = ()) -> None:
         """Takes a prepared request in; when it raises, nothing has changed. CapacityError: it can never fit.
@@ -173,7 +180,7 @@ class Engine:
             priority=request.params.priority,
             salt=request.params.cache_salt or "",
         )
-        generation = Generation(sequence, index, ids, resolved, self.tokenizer, request.streams)
+        generation = Generation(sequence, index, ids, resolved, self.tokenizer, request.streams, request.grammar)
         for token_id, drawn in zip(emitted_ids, emitted):
             if generation.finished:
                 raise InvalidParameterError("emitted", len(emitted), "no token behind the one that ends the output")
@@ -238,6 +245,7 @@ class Engine:
 
     def _logit_rows(self, plan: StepPlan, errors: dict[int, Exception]) -> LogitRows:
         wanted = LogitRows()
+        constrained: list[tuple[int, SamplerState]] = []
         first_row = 0
         for index, chunk in enumerate(plan.sequences):
             request, generation = self._owner[chunk.sequence.id]
@@ -247,9 +255,15 @@ class Engine:
             try:
                 if prefills and generation is request.scorer:
                     self._add_scoring_rows(wanted, request, generation, index, chunk, first_row)
+                if prefills and generation.foreseen:
+                    self._add_foreseen_rows(wanted, generation, index, chunk, first_row)
                 if chunk.samples:
                     sampler = generation.sampler
-                    wanted.edits.append(sampler.edits() if sampler.edits_logits else None)
+                    if sampler.constraint is not None and sampler.constraint.begun:
+                        constrained.append((len(wanted.rows), sampler))
+                        wanted.edits.append(None)  # until all masks are made
+                    else:
+                        wanted.edits.append(sampler.edits() if sampler.edits_logits else None)
                     wanted.scalars.append(sampler.scalars)
                     wanted.positions.append(chunk.start + chunk.count)
                     wanted.rows.append(first_row + chunk.count - 1)
@@ -257,9 +271,34 @@ class Engine:
             except Exception as error:
                 errors[index] = error
             first_row += chunk.count
+        if constrained:
+            self._add_masks(wanted, constrained)
         if errors:
             wanted.drop(errors)
         return wanted
+
+    def _add_masks(self, wanted: LogitRows, constrained: list[tuple[int, SamplerState]]) -> None:
+        """Sets the edits of rows whose grammar decides what may be drawn."""
+        constraints = [sampler.constraint for _, sampler in constrained if sampler.constraint is not None]
+        for (row, sampler), mask in zip(constrained, self._masks.fill(constraints)):
+            try:
+                wanted.edits[row] = sampler.edits(mask)
+            except Exception as error:
+                # Tokens foreseen before this one may end the output yet, so that it is never drawn.
+                wanted.undrawable[wanted.uses[row][0]] = error
+
+    @staticmethod
+    def _add_foreseen_rows(
+        wanted: LogitRows, generation: Generation, index: int, chunk: ScheduledChunk, first_row: int
+    ) -> None:
+        """The rows that give the logprobs of forced tokens."""
+        foreseen = generation.foreseen
+        for position in range(max(foreseen.start, chunk.start + 1), min(foreseen.stop, chunk.start + chunk.count + 1)):
+            wanted.scalars.append(generation.sampler.forced_scalars(chunk.sequence.token_ids[position]))
+            wanted.positions.append(0)
+            wanted.edits.append(None)
+            wanted.rows.append(first_row + position - 1 - chunk.start)
+            wanted.uses.append((index, position))
 
     @staticmethod
     def _add_scoring_rows(
@@ -306,12 +345,24 @@ class Engine:
                 continue
             request, generation = owner
             try:
-                if use != DRAW:
+                if DRAW < use < chunk.sequence.prompt_len:
                     request.score(use, self._logprobs(result, row, request.resolved.prompt_logprobs or 0))
                     continue
                 if chunk.start < chunk.sequence.prefill_end and request.first_token is None:
                     request.first_token = now
+                if use == DRAW and index in wanted.undrawable:
+                    raise wanted.undrawable[index]
                 self._accept(request, generation, result, row)
+                if generation.finished or generation.sampler.constraint is None:
+                    continue
+                if use == DRAW and self.config.jump_forward:
+                    self._jump(request, generation)
+                if generation.num_logprobs is not None and not generation.finished:
+                    # The row before the first token that waits for its logprobs must be computed, come what may.
+                    foreseen = generation.foreseen
+                    generation.sequence.cache_limit = foreseen.start - 1 if foreseen else None
+            except RequestFailedError as error:
+                self._end(request, "error", error)
             except Exception as error:
                 log.exception("request %s failed", request.request_id)
                 self._end(request, "error", error)
@@ -323,7 +374,32 @@ class Engine:
         logprobs = None
         if generation.num_logprobs is not None:
             logprobs = self._logprobs(result, row, generation.num_logprobs)
-        text = generation.accept(token_id, result.logprobs[row], logprobs)
+        self._deliver(request, generation, token_id, result.logprobs[row], logprobs)
+
+    def _jump(self, request: Request, generation: Generation) -> None:
+        """Appends the tokens that the grammar forces next: they are computed together, and not drawn.
+
+        Where logprobs are asked for they are foreseen only, and delivered with them.
+        """
+        sequence = generation.sequence
+        before = len(sequence.token_ids)
+        while not generation.finished and len(sequence.token_ids) < sequence.max_total:
+            token_id = generation.sampler.forced()
+            if token_id is None:
+                break
+            if generation.num_logprobs is None:
+                self._deliver(request, generation, token_id, None, None)
+            else:
+                generation.foresee(token_id)
+        jumped = len(sequence.token_ids) - before
+        self._jumped += jumped
+        if jumped and not generation.finished:
+            self.scheduler.extend(sequence)
+
+    def _deliver(
+        self, request: Request, generation: Generation, token_id: int, logprob: float | None, logprobs: Logprobs | None
+    ) -> None:
+        text = generation.accept(token_id, logprob, logprobs)
         finished = generation.finish_reason is not None
         if finished:
             del self._owner[generation.sequence.id]  # first of all: what follows may fail
@@ -385,7 +461,8 @@ class Engine:
         block; recompute_hit_tokens: the same for sequences that come back from a preemption. computed_tokens: tokens
         the model computed. preemptions, evictions, shared_blocks, prefix_waits, aged: see SchedulerStats.
         steps: steps run. step_seconds, executor_seconds, overhead_seconds (their difference): mean, p50, p99 and last
-        of the last 1,024 steps. token_budget: rows the next step may have.
+        of the last 1,024 steps. token_budget: rows the next step may have. jump_forward_tokens: tokens that a grammar
+        forced and no step had to draw. grammars_compiled and other grammar_…: see GrammarCompiler.stats.
         """
         return {
             **asdict(self.scheduler.stats()),
@@ -393,6 +470,8 @@ class Engine:
             "steps": self._steps,
             **self._times.summary(),
             "token_budget": self._token_budget(),
+            "jump_forward_tokens": self._jumped,
+            **self.grammars.stats(),
         }
 
 
