@@ -105,7 +105,7 @@ class Tracer:
 
     def execute(self, item: str | Expression, place: Place) -> None:
         if isinstance(item, str):
-            self._text(item, place)
+            self._text(str(item), place)
         elif isinstance(item, Joined):
             for each in item.items:
                 self.execute(each, item.place)
