@@ -1,4 +1,4 @@
-"""How models write tool calls and reasoning, as data; found by a chat template's text, or by the names vLLM gives them."""
+"""How models write tool calls and reasoning, as data; found by a chat template's text, or by vLLM's names for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ F = TypeVar("F")
 class ToolFormat:
     """Where a call begins and what it looks like.
 
-    `style`: "tagged" is `opener {object} closer`. "bare" is `{object}` at the start of the answer, or behind the opener.
+    `style`: "tagged" is `opener {object} closer`. "bare" is `{object}` at the answer's start, or behind the opener.
     "list" is `opener [{object}, …]` or `opener name[ARGS]{arguments}`, the latter written where `names_first`, with
     `[CALL_ID]` before `[ARGS]` where `has_call_id`; either is read. An object has members "name" and `arguments_key`.
     """
@@ -81,7 +81,7 @@ REASONING_PARSERS: Mapping[str, ReasoningFormat] = {
 AUTO, NONE = "auto", "none"
 
 # Formats that share a marker with one of ours, but write something else between.
-_OTHER_CALLS = ("<function=", "<arg_key>", "<parameter=")
+_OTHER_CALLS = ("<function=", "<arg_key>", "<parameter=", "<invoke ", "<tool_calls>")
 
 
 def tool_format(template: str, parser: str = AUTO) -> ToolFormat | None:

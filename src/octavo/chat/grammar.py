@@ -110,7 +110,7 @@ class _Grammar:
     def _schema(self, tool: Tool) -> str:
         """Of its arguments; under auto those of a function that is not strict may be anything."""
         schema = arguments_schema(tool) if self._tools.required or tool.strict else {"type": "object"}
-        return f"%json {json.dumps({'x-guidance': _SPACED, **schema})}"
+        return f"%json {json.dumps({**schema, 'x-guidance': _SPACED})}"
 
     def _mark(self, marker: str) -> str:
         return _mark(marker, self._ids)

@@ -26,7 +26,7 @@ TOOL_PROMPT = (
 def takes_argument_text(render: Render) -> bool:
     """Whether a template writes a call's arguments given as text as they are; otherwise it wants them as a mapping."""
     call = {"id": "octavo000", "type": "function", "function": {"name": "octavo", "arguments": _PROBE}}
-    messages = [
+    messages: list[Mapping[str, Any]] = [
         {"role": "user", "content": "octavo"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "octavo", "tool_call_id": "octavo000", "name": "octavo"},
@@ -37,21 +37,21 @@ def takes_argument_text(render: Render) -> bool:
         return False
 
 
-def with_tool_calls(
-    messages: Sequence[Any], *, argument_text: bool, native: bool, short_ids: bool
-) -> list[Mapping[str, Any]]:
+def with_tool_calls(messages: Sequence[Any], *, argument_text: bool, native: bool, short_ids: bool) -> list[Any]:
     """The messages with what is about tools and reasoning checked and in the template's form.
 
     argument_text: see takes_argument_text. native: the template writes tool calls; otherwise they become texts in the
     hermes format. short_ids: ids of calls have nine letters and digits. Other messages, and what is no message at all,
     pass as they are: the template's own check is for them. Raises InvalidParameterError.
     """
-    return [_prepared(message, f"messages[{i}]", argument_text, native, short_ids) for i, message in enumerate(messages)]
+    return [
+        _prepared(message, f"messages[{i}]", argument_text, native, short_ids) for i, message in enumerate(messages)
+    ]
 
 
-def _prepared(message: Any, where: str, argument_text: bool, native: bool, short_ids: bool) -> Mapping[str, Any]:
+def _prepared(message: Any, where: str, argument_text: bool, native: bool, short_ids: bool) -> Any:
     if not isinstance(message, Mapping):
-        return message  # type: ignore[return-value]  # the template's check names it
+        return message
     if message.get("role") == "tool":
         return _tool_result(message, where, native, short_ids)
     if message.get("role") != "assistant":
@@ -89,20 +89,21 @@ def _tool_result(message: Mapping[str, Any], where: str, native: bool, short_ids
     call_id = message.get("tool_call_id")
     if call_id is not None and not isinstance(call_id, str):
         raise InvalidParameterError(f"{where}.tool_call_id", call_id, "the id of a tool call")
-    if not native:
-        content = message.get("content")
-        text = "\n".join(part["text"] for part in content) if _are_texts(content) else content
-        if not isinstance(text, str):
-            return message
-        return {"role": "user", "content": f"<tool_response>\n{text}\n</tool_response>"}
-    return {**message, "tool_call_id": _id(call_id, short_ids)} if call_id is not None else message
+    if native:
+        return message if call_id is None else {**message, "tool_call_id": _id(call_id, short_ids)}
+    text = _whole_text(message.get("content"))
+    return message if text is None else {"role": "user", "content": f"<tool_response>\n{text}\n</tool_response>"}
 
 
-def _are_texts(content: Any) -> bool:
-    return isinstance(content, list) and all(
-        isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
-        for part in content
-    )
+def _whole_text(content: Any) -> str | None:
+    """Of a text or a list of text parts; None for anything else."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return None
+    parts = [part for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
+    texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+    return "\n".join(texts) if len(texts) == len(content) else None
 
 
 def _read_calls(calls: Any, where: str, argument_text: bool, short_ids: bool) -> list[dict[str, Any]]:
@@ -149,31 +150,30 @@ def _id(call_id: str, short: bool) -> str:
 
 
 def _with_calls_written(content: Any, calls: list[dict[str, Any]]) -> Any:
+    text = _whole_text(content)
+    if text is None:
+        return content
     written = [
         f"{HERMES.opener}\n{json.dumps(call['function'], ensure_ascii=False)}\n{HERMES.closer}" for call in calls
     ]
-    if isinstance(content, str):
-        return "\n".join([content, *written] if content else written)
-    if isinstance(content, list):
-        return [*content, {"type": "text", "text": "\n".join(written)}]
-    return content
+    return "\n".join([text, *written] if text else written)
 
 
-def with_tool_prompt(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], prompt: str | None
-) -> list[Mapping[str, Any]]:
-    """The tools in a system message, behind what the conversation's own says. prompt: instead of our words for it."""
+def with_tool_prompt(messages: Sequence[Any], tools: Sequence[Tool], prompt: str | None) -> list[Any]:
+    """The tools in the text of the first message: behind a system message's own, before any other's.
+
+    prompt: instead of our words for it.
+    """
     lines = "\n".join(json.dumps(tool.for_template(), ensure_ascii=False) for tool in tools)
-    text = TOOL_PROMPT.format(tools=lines) if prompt is None else f"{prompt}\n{lines}"
+    told = TOOL_PROMPT.format(tools=lines) if prompt is None else f"{prompt}\n{lines}"
     first = messages[0] if messages else None
-    if isinstance(first, Mapping) and first.get("role") == "system":
-        content = first.get("content")
-        if isinstance(content, str):
-            return [{**first, "content": f"{content}\n\n{text}" if content else text}, *messages[1:]]
-        if _are_texts(content):
-            assert isinstance(content, list)
-            return [{**first, "content": [*content, {"type": "text", "text": text}]}, *messages[1:]]
-    return [{"role": "system", "content": text}, *messages]
+    text = _whole_text(first.get("content")) if isinstance(first, Mapping) else None
+    if not isinstance(first, Mapping) or text is None:
+        return list(messages)  # the template's check names what is wrong
+    if first.get("role") not in ("system", "user"):
+        return [{"role": "system", "content": told}, *messages]
+    parts = [text, told] if first["role"] == "system" else [told, text]
+    return [{**first, "content": "\n\n".join(part for part in parts if part)}, *messages[1:]]
 
 
 def wants_short_ids(tools: ToolFormat | None) -> bool:

@@ -26,7 +26,9 @@ class Reasoning(NamedTuple):
 
 
 class CallStart(NamedTuple):
-    index: int
+    """The `call`-th call of the answer begins."""
+
+    call: int
     id: str
     name: str
 
@@ -34,7 +36,7 @@ class CallStart(NamedTuple):
 class Arguments(NamedTuple):
     """More of the arguments' JSON text, as the model wrote it."""
 
-    index: int
+    call: int
     text: str
 
 
@@ -45,7 +47,7 @@ Sink = Callable[[str], None]
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _NO_ARGUMENTS = "{}"
 _MAX_BLANK = 64  # whitespace before a marker that is held back, to be dropped with it
-_NAME = r"[^\s\[\]{}\"]{1,%d}" % MAX_TOOL_NAME_CHARS
+_NAME = rf"[^\s\[\]{{}}\"]{{1,{MAX_TOOL_NAME_CHARS}}}"
 _NAMED_HEAD = re.compile(rf"({_NAME})\s*(?:{re.escape(CALL_ID)}[\w-]{{0,64}}\s*)?(?:{re.escape(ARGS)}\s*)?")
 _MAX_NAMED_HEAD = MAX_TOOL_NAME_CHARS + 128
 
@@ -56,9 +58,9 @@ class ChatParser:
     thinking: the text begins inside the thoughts. names: in the bare format only calls of these are calls, as any JSON
     may stand there. call_id: the id of the call of an index.
 
-    A call starts once its name is known and its arguments begin as an object does. Text that looked like a call and is none before that
-    is content, whole; arguments that stop being JSON end there, and what follows is content. Whitespace around calls
-    and thoughts is dropped. A call inside thoughts is thought.
+    A call starts once its name is known and its arguments begin as an object does. Text that looked like a call and is
+    none before that is content, whole; arguments that stop being JSON end there, and what follows is content.
+    Whitespace around calls and thoughts is dropped. A call inside thoughts is thought.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The tools of a request, checked: which functions there are, and which of them the answer may, must or must not call."""
+"""The tools of a request, checked: which functions there are, and which the answer may, must or must not call."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """`required`: the answer is nothing but calls. `callable`: the functions that may be called; the prompt has all.
+    """`offered`: what the prompt tells of. `callable`: those of them that may be called.
 
-    `parallel`: there may be several calls.
+    required: the answer is nothing but calls. parallel: there may be several calls.
     """
 
-    all: tuple[Tool, ...] = ()
+    offered: tuple[Tool, ...] = ()
     callable: tuple[Tool, ...] = ()
     required: bool = False
     parallel: bool = True

@@ -1,0 +1,223 @@
+"""Under a tool grammar a model can write nothing but the calls it was asked for."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from octavo.chat.formats import (
+    HERMES,
+    LLAMA3_JSON,
+    MISTRAL,
+    MISTRAL_IDS,
+    MISTRAL_NAMES,
+    THINK,
+    THINK_MISTRAL,
+    ReasoningFormat,
+    ToolFormat,
+)
+from octavo.chat.grammar import arguments_schema, tool_constraint
+from octavo.chat.tools import Tools, read_tools
+from octavo.structured import StructuredOutputs
+from tests.support.byte_vocabulary import ByteVocabulary
+from tests.support.chats import parse
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 9}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city"],
+}
+UNIT = {"$defs": {"u": {"enum": ["C", "F"]}}, "properties": {"unit": {"$ref": "#/$defs/u"}}, "required": ["unit"]}
+FUNCTIONS: list[dict[str, Any]] = [
+    {"name": "get", "parameters": CITY},
+    {"name": "get_unit", "parameters": UNIT},
+    {"name": "now"},
+]
+FORMATS = (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_NAMES, MISTRAL_IDS)
+MARKS = sorted({mark for format_ in FORMATS for mark in format_.markers} | {"<think>", "</think>"})
+PLAIN, CONTROL = ByteVocabulary(), ByteVocabulary(MARKS, ['{"name": "', "get", '"}}'])
+VOCABULARIES = pytest.mark.parametrize("vocabulary", [PLAIN, CONTROL], ids=["as text", "as control tokens"])
+
+
+def tools(*functions: dict[str, Any], choice: Any = "required", parallel: bool = True) -> Tools:
+    listed = [{"type": "function", "function": function} for function in functions or FUNCTIONS]
+    return read_tools(listed, choice, parallel)
+
+
+def constraint(
+    format_: ToolFormat,
+    asked: Tools,
+    vocabulary: ByteVocabulary = PLAIN,
+    reasoning: ReasoningFormat | None = None,
+    thinking: bool = False,
+) -> StructuredOutputs:
+    control_ids = {mark: i for mark, i in vocabulary.control_ids.items() if mark in MARKS}
+    found = tool_constraint(format_, asked, reasoning, thinking=thinking, control_ids=control_ids)
+    assert found is not None
+    assert found.grammar is not None
+    return found
+
+
+def write(format_: ToolFormat, *calls: tuple[str, str]) -> str:
+    """As a model of this format writes them."""
+    if format_.names_first:
+        return "".join(f"[TOOL_CALLS]{name}[ARGS]{arguments}" for name, arguments in calls)
+    members = [f'{{"name": "{name}", "{format_.arguments_key}": {arguments}}}' for name, arguments in calls]
+    if format_.style == "tagged":
+        return "\n".join(f"<tool_call>\n{member}\n</tool_call>" for member in members)
+    return members[0] if format_.style == "bare" else f"[TOOL_CALLS][{', '.join(members)}]"
+
+
+GOOD = ("get", '{"city": "Oslo", "days": 2}')
+
+
+@VOCABULARIES
+@pytest.mark.parametrize("format_", FORMATS)
+def test_required_is_one_or_more_calls_with_arguments_of_the_schema(
+    format_: ToolFormat, vocabulary: ByteVocabulary
+) -> None:
+    lark = constraint(format_, tools(), vocabulary).grammar
+    assert lark is not None
+    assert vocabulary.takes(lark, write(format_, GOOD))
+    assert vocabulary.takes(lark, write(format_, ("now", "{}")))
+    assert vocabulary.takes(lark, write(format_, ("get_unit", '{"unit":"C"}')))
+    for wrong in (("get", "{}"), ("got", "{}"), ("get_unit", '{"unit": "K"}'), ("now", '{"x": 1}'), ("ge", "{}")):
+        assert not vocabulary.takes(lark, write(format_, wrong)), wrong
+    for text in ("", "Sure. ", f"Sure. {write(format_, GOOD)}", f"{write(format_, GOOD)} There."):
+        assert not vocabulary.takes(lark, text), text
+    several = write(format_, GOOD, ("now", "{}"), GOOD)
+    assert vocabulary.takes(lark, several)
+
+
+@VOCABULARIES
+@pytest.mark.parametrize("format_", [HERMES, MISTRAL, MISTRAL_NAMES, MISTRAL_IDS])
+def test_not_in_parallel_is_exactly_one_call(format_: ToolFormat, vocabulary: ByteVocabulary) -> None:
+    lark = constraint(format_, tools(parallel=False), vocabulary).grammar
+    assert lark is not None
+    assert vocabulary.takes(lark, write(format_, GOOD))
+    assert not vocabulary.takes(lark, write(format_, GOOD, GOOD))
+
+
+@VOCABULARIES
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_named_function_is_the_only_one(format_: ToolFormat, vocabulary: ByteVocabulary) -> None:
+    named = {"type": "function", "function": {"name": "get"}}
+    lark = constraint(format_, tools(choice=named), vocabulary).grammar
+    assert lark is not None
+    assert vocabulary.takes(lark, write(format_, GOOD))
+    assert not vocabulary.takes(lark, write(format_, ("now", "{}")))
+
+
+@VOCABULARIES
+@pytest.mark.parametrize("format_", FORMATS)
+def test_strict_under_auto_leaves_text_free_and_binds_calls(format_: ToolFormat, vocabulary: ByteVocabulary) -> None:
+    strict = [{**FUNCTIONS[0], "strict": True}, FUNCTIONS[2]]
+    lark = constraint(format_, tools(*strict, choice="auto"), vocabulary).grammar
+    assert lark is not None
+    for text in ("", "It is sunny.", "€ < 5 [TOOL\n", write(format_, GOOD), write(format_, ("now", '{"free": [1]}'))):
+        assert vocabulary.takes(lark, text), text
+    assert not vocabulary.takes(lark, write(format_, ("get", '{"town": "Oslo"}')))
+    assert not vocabulary.takes(lark, write(format_, ("got", "{}")))
+    if format_.style != "bare":
+        assert vocabulary.takes(lark, f"Let me see.\n{write(format_, GOOD)}")
+        assert vocabulary.takes(lark, f"A.{write(format_, GOOD)}B.{write(format_, ('now', '{}'))}")
+        assert not vocabulary.takes(lark, f"A.{format_.opener}B.")
+
+
+@pytest.mark.parametrize("format_", [HERMES, MISTRAL, MISTRAL_NAMES])
+def test_auto_not_in_parallel_ends_behind_one_call(format_: ToolFormat) -> None:
+    lark = constraint(format_, tools(choice="auto", parallel=False)).grammar
+    assert lark is not None
+    assert PLAIN.takes(lark, "No call.")
+    assert PLAIN.takes(lark, f"One: {write(format_, ('now', '{}'))}")
+    assert not PLAIN.takes(lark, f"Two: {write(format_, GOOD, GOOD)}")
+
+
+def test_auto_with_nothing_to_enforce_has_no_constraint() -> None:
+    for asked in (tools(choice="auto"), tools(choice="none"), read_tools(None)):
+        assert tool_constraint(HERMES, asked, THINK, thinking=False, control_ids={}) is None
+
+
+@VOCABULARIES
+def test_calls_come_behind_thoughts_where_there_are_some(vocabulary: ByteVocabulary) -> None:
+    thought = constraint(HERMES, tools(), vocabulary, THINK)
+    assert thought.start_after is None
+    assert thought.grammar is not None
+    call = write(HERMES, GOOD)
+    for text in (call, f"<think>\nHm, <tool {{\n</think>\n\n{call}", f"<think></think>{call}"):
+        assert vocabulary.takes(thought.grammar, text), text
+    assert not vocabulary.takes(thought.grammar, f"<think>Hm.{call}")
+    assert not vocabulary.takes(thought.grammar, f"Hm.</think>{call}")
+    begun = constraint(HERMES, tools(), vocabulary, THINK, thinking=True)
+    assert begun.start_after == "</think>"
+    assert begun.grammar is not None
+    assert vocabulary.takes(begun.grammar, f"\n\n{call}")
+
+
+def test_mistral_ids_may_be_written() -> None:
+    lark = constraint(MISTRAL_IDS, tools(), CONTROL, THINK_MISTRAL).grammar
+    assert lark is not None
+    assert CONTROL.takes(lark, "[TOOL_CALLS]now[CALL_ID]abcdef123[ARGS]{}")
+    assert not CONTROL.takes(lark, "[TOOL_CALLS]now[CALL_ID]short[ARGS]{}")
+
+
+def test_the_schema_of_arguments_is_that_of_an_object_without_others() -> None:
+    def schema(parameters: Any) -> dict[str, Any]:
+        (tool,) = read_tools([{"function": {"name": "f", "parameters": parameters}}], "required").callable
+        return arguments_schema(tool)
+
+    assert schema(None) == {"type": "object", "properties": {}, "additionalProperties": False}
+    assert schema({}) == {"type": "object"}
+    assert schema(CITY) == {**CITY, "additionalProperties": False}
+    open_ = {**CITY, "additionalProperties": True}
+    assert schema(open_) == open_
+    either = {"properties": {"a": {}}, "anyOf": [{"required": ["a"]}]}
+    assert schema(either) == {"type": "object", **either}
+
+
+def test_a_schema_cannot_switch_off_what_bounds_its_whitespace() -> None:
+    loose = {**CITY, "x-guidance": {"whitespace_flexible": True}}
+    lark = constraint(HERMES, tools({"name": "get", "parameters": loose})).grammar
+    assert lark is not None
+    assert PLAIN.takes(lark, write(HERMES, ("get", '{ "city": "Oslo"}')))
+    assert not PLAIN.takes(lark, write(HERMES, ("get", f'{{{" " * 20}"city": "Oslo"}}')))
+
+
+def sample(vocabulary: ByteVocabulary, lark: str, rng: random.Random, longest: int = 900) -> str:
+    """What a model that knows nothing writes under the grammar: a random allowed token each time."""
+    matcher = vocabulary.matcher(lark)
+    ids: list[int] = []
+    while not matcher.is_stopped() and len(ids) < longest:
+        mask = matcher.compute_logit_bias()
+        allowed = [i for i, value in enumerate(mask) if value]
+        ends = [i for i in allowed if i == vocabulary.eos_token_id or vocabulary.tokens[i] in (b'"', b"}", b"]")]
+        chosen = rng.choice(ends if ends and rng.random() < 0.3 else allowed)
+        assert matcher.consume_token(chosen), matcher.get_error()
+        if chosen == vocabulary.eos_token_id:
+            break
+        ids.append(chosen)
+    assert matcher.is_accepting()
+    return b"".join(vocabulary.tokens[i] for i in ids).decode()
+
+
+@VOCABULARIES
+@pytest.mark.parametrize("format_", FORMATS)
+def test_whatever_is_sampled_parses_to_calls_that_keep_to_their_schema(
+    format_: ToolFormat, vocabulary: ByteVocabulary
+) -> None:
+    asked = tools(parallel=False)
+    schemas = {tool.name: arguments_schema(tool) for tool in asked.callable}
+    lark = constraint(format_, asked, vocabulary).grammar
+    assert lark is not None
+    seen = set()
+    for seed in range(12):
+        heard = parse(list(sample(vocabulary, lark, random.Random(seed))), format_, names=asked.names)
+        assert heard.content == ""
+        ((name, arguments),) = heard.calls
+        jsonschema.validate(json.loads(arguments), schemas[name])
+        seen.add(name)
+    assert len(seen) > 1
