@@ -53,8 +53,6 @@ def test_forks_run_at_the_same_time() -> None:
     together = threading.Barrier(4, timeout=10)
 
     class Backend:
-        bos = ""
-
         def generate(self, *_: Any) -> Any:
             together.wait()
             raise ProgramError("f", 1, "", ValueError("met"))

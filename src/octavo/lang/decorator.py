@@ -213,7 +213,7 @@ class Function:
             crew=crew,
             parent=None if outer is None else outer.run,
         )
-        transcript = Transcript(run.backend.turns, run.backend.bos)
+        transcript = Transcript(run.backend.turns)
         state = ProgramState(Interpreter(run, transcript, "", Feed() if stream else None))
         place = caller()
 
@@ -253,7 +253,7 @@ class Function:
 
     def _trace(self, backend: Backend, kwargs: Mapping[str, Any], *, only_prefix: bool) -> Trace:
         run = Run(backend, {}, 0)
-        tracer = Tracer(run, Transcript(backend.turns, backend.bos), only_prefix=only_prefix)
+        tracer = Tracer(run, Transcript(backend.turns), only_prefix=only_prefix)
         state = ProgramState(tracer)
         state.begin()
         stand_ins = {

@@ -138,6 +138,8 @@ class Tracer:
 
     def _text(self, text: str, place: Place) -> None:
         self._node("text", text, place)
+        if text:
+            self.transcript.before_content(generates=False)
         known, mark, rest = text.partition(_OPEN)
         self.transcript.write(known)
         if mark:

@@ -10,18 +10,17 @@ from octavo.lang.turns import Turns
 
 
 class Transcript:
-    """turns: what is written around the contents of turns; `bos`: a text they may begin with.
+    """turns: what is written around the contents of turns.
 
     The text before a turn's content is written when the content begins (only then it is known whether the model writes
     it), the text behind it when the next turn begins, or when text follows outside of turns.
     """
 
-    def __init__(self, turns: Turns, bos: str = "") -> None:
+    def __init__(self, turns: Turns) -> None:
         self.variables: dict[str, Any] = {}
         self.meta: dict[str, dict[str, Any]] = {}
         self.messages: list[dict[str, str]] = []
         self._turns = turns
-        self._bos = bos
         self._parts: list[Part] = []
         self._roles: tuple[str, ...] = ()  # of the turns so far, the open one included once its content has begun
         self._chat = False
@@ -32,7 +31,7 @@ class Transcript:
 
     def copy(self) -> Transcript:
         """For a fork; the scopes that are open here stay here."""
-        other = Transcript(self._turns, self._bos)
+        other = Transcript(self._turns)
         other.variables, other.meta = dict(self.variables), dict(self.meta)
         other.messages, other._parts = [dict(message) for message in self.messages], list(self._parts)
         other._roles, other._chat, other._open, other._unclosed = self._roles, self._chat, self._open, self._unclosed
@@ -60,8 +59,9 @@ class Transcript:
         if self._open is not None and self._content is None:
             header = self._turns.opening(self._roles, self._open, generates)
             if self._parts:
-                header = header.removeprefix(self._bos)
-                if self._roles and not self._unclosed:  # text came between the turns
+                if not self._roles:
+                    header = header.removeprefix(self._turns.bos())
+                elif not self._unclosed:  # text came between the turns
                     header = header.removeprefix(self._turns.closing(self._roles))
             else:
                 self._chat = True

@@ -18,10 +18,14 @@ Render = Callable[[list[dict[str, str]], bool], str]
 
 
 class Turns:
-    """render(messages, add_generation_prompt): a conversation by the template, or ChatTemplateError."""
+    """render(messages, add_generation_prompt): a conversation by the template, or ChatTemplateError.
 
-    def __init__(self, render: Render) -> None:
+    bos: the text with which templates begin a whole prompt, asked for when a turn stands behind other text.
+    """
+
+    def __init__(self, render: Render, bos: Callable[[], str] = str) -> None:
         self._render = render
+        self.bos = bos
         self.opening = lru_cache(maxsize=1024)(self._opening)
         self.closing = lru_cache(maxsize=1024)(self._closing)
 

@@ -21,8 +21,10 @@ class EngineBackend:
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
         tokenizer = llm.tokenizer
-        self.bos = tokenizer.special_texts.get("bos_token", "")
-        self.turns = Turns(lambda messages, opens: tokenizer.apply_chat_template(messages, add_generation_prompt=opens))
+        self.turns = Turns(
+            lambda messages, opens: tokenizer.apply_chat_template(messages, add_generation_prompt=opens),
+            lambda: tokenizer.special_texts.get("bos_token", ""),
+        )
 
     def _encode(self, text: str, special: bool) -> list[int]:
         return self.llm.tokenizer.encode(text, add_special_tokens=special)

@@ -37,13 +37,9 @@ class Generated:
 
 
 class Backend(Protocol):
-    """Safe to use from many threads. All methods raise OctavoErrors; UnsupportedByBackendError for what it cannot do.
-
-    bos: a text that its chat template may begin with.
-    """
+    """Safe to use from many threads. Methods raise OctavoErrors; UnsupportedByBackendError for what it cannot do."""
 
     turns: Turns
-    bos: str
 
     def generate(
         self,

@@ -38,10 +38,9 @@ class OctavoServer:
         self._http = HttpClient(url, api_key, timeout)
         self._model = {} if model is None else {"model": model}
         self._encode = lru_cache(maxsize=256)(self._encoded)
-        self.turns = Turns(self._rendered)
+        self.turns = Turns(self._rendered, lru_cache(maxsize=1)(self._bos))
 
-    @cached_property
-    def bos(self) -> str:
+    def _bos(self) -> str:
         with_special, without = self._encoded("a", True), self._encoded("a", False)
         return self._text(list(with_special[: len(with_special) - len(without)]))
 

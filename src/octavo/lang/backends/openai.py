@@ -43,7 +43,6 @@ class OpenAIEndpoint:
         self._http = HttpClient(base_url, api_key, timeout)
         self._model = model
         self._chat = chat
-        self.bos = ""
         self.turns = plain_turns()
 
     def generate(
