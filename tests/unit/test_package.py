@@ -107,7 +107,8 @@ def test_runtime_install_is_at_most_250_megabytes_and_has_no_torch() -> None:
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "limits": set(),
-    "params": {"errors", "limits"},
+    "structured": {"errors", "limits"},
+    "params": {"errors", "limits", "structured"},
     "outputs": {"errors", "limits", "params"},
     "interface": set(),
     "program": {"errors", "limits"},
@@ -116,7 +117,8 @@ ARROWS: dict[str, set[str]] = {
     "tokenizer": {"errors", "limits", "weights"},
     "kv": {"errors", "limits"},
     "scheduler": {"errors", "limits", "kv"},
-    "sampling": {"errors", "limits", "params", "outputs", "interface"},
+    "grammar": {"errors", "limits", "structured", "tokenizer"},
+    "sampling": {"errors", "limits", "params", "outputs", "interface", "grammar"},
     "executor": {"errors", "limits", "interface", "program", "models", "weights", "_native"},
 }
 ARROWS["engine"] = {"errors", "limits", "params", "outputs", "_native", *ARROWS}
@@ -125,7 +127,7 @@ ARROWS["bench"] = {"engine", *ARROWS["engine"]}
 ARROWS["cli"] = {"errors", "limits", "params", "outputs", "engine", "executor", "weights", "_native", "__init__"}
 ARROWS["cli"] |= {"bench", "server"}
 ARROWS["__main__"] = {"cli"}
-ARROWS["__init__"] = {"errors", "params", "outputs", "engine"}
+ARROWS["__init__"] = {"errors", "params", "outputs", "structured", "engine"}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

@@ -46,6 +46,7 @@ REFUSED: dict[str, list[Any]] = {
     "truncate_prompt_tokens": [0, -1, True],
     "priority": [1.5, 2**63, None],
     "cache_salt": ["", "x" * 257, 5, "\udfff"],
+    "structured": [{}, 3, "a", ["regex"], {"regx": "a"}, {"regex": "a", "choice": ["b"]}, {"json_object": False}],
 }
 
 

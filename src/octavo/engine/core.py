@@ -462,7 +462,8 @@ class Engine:
         the model computed. preemptions, evictions, shared_blocks, prefix_waits, aged: see SchedulerStats.
         steps: steps run. step_seconds, executor_seconds, overhead_seconds (their difference): mean, p50, p99 and last
         of the last 1,024 steps. token_budget: rows the next step may have. jump_forward_tokens: tokens that a grammar
-        forced and no step had to draw. grammars_compiled and other grammar_…: see GrammarCompiler.stats.
+        forced and no step had to draw. grammars_compiled, also the refused ones; grammar_cache_hits;
+        grammar_seconds: spent on compiling, on the threads of those who asked.
         """
         return {
             **asdict(self.scheduler.stats()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from octavo.tokenizer import Tokenizer
@@ -30,6 +30,7 @@ class Vocabulary:
         control = sorted(tokenizer.special_ids | self.eos_ids)
         pieces = _Pieces(tokenizer, [*self.token_bytes, b"<end>"][:size], control, ends[0])
         self.tokens: LLTokenizer = LLTokenizer(TokenizerWrapper(pieces), n_vocab=size, eos_token=ends)
+        pieces.greedy = self.tokens.greedy_tokenize
         self.mask_words = (size + 31) // 32
 
 
@@ -38,6 +39,8 @@ class _Pieces:
 
     bos_token_id = None
 
+    greedy: Callable[[str], list[int]] | None = None
+
     def __init__(self, tokenizer: Tokenizer, tokens: list[bytes], special_ids: list[int], eos: int) -> None:
         self._tokenizer = tokenizer
         self.tokens = tokens
@@ -45,5 +48,13 @@ class _Pieces:
         self.eos_token_id = eos
 
     def __call__(self, text: Any) -> list[int]:
-        """The ids of a text inside an output."""
-        return self._tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+        """The ids of a text inside an output: as the tokenizer would, where that says the same bytes.
+
+        It does not if it puts a space before each text, or knows more ids than the model has logits.
+        """
+        data = text.encode() if isinstance(text, str) else bytes(text)
+        ids = self._tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+        known = self.tokens
+        if self.greedy is None or b"".join(known[i] if i < len(known) else b"" for i in ids) == data:
+            return ids
+        return self.greedy(data.decode("utf-8", "replace"))
