@@ -36,6 +36,7 @@ class SamplingParams:
     prompt_logprobs_start: first prompt position that prompt_logprobs are for.
     logit_bias: id to a number added to its logit, cut to -100 .. 100. allowed_token_ids: only these can be drawn.
     bad_words: texts that are not generated, at the start of a word or inside one.
+    skip_special_tokens: control tokens leave no text, except those of shown_special_ids.
     truncate_prompt_tokens: keep only this many last tokens of the prompt.
     priority: lower is served first, under the priority policy. cache_salt: prefixes are shared only under equal salts.
     structured: what the output must be, as StructuredOutputs or a dict of its fields; all of the above works within it.
@@ -64,6 +65,7 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = field(default_factory=list)  # a list once constructed
     skip_special_tokens: bool = True
+    shown_special_ids: list[int] | None = None
     truncate_prompt_tokens: int | None = None
     priority: int = 0
     cache_salt: str | None = None
@@ -116,6 +118,9 @@ class SamplingParams:
         self._set("bad_words", _texts("bad_words", self.bad_words, limits.MAX_BAD_WORDS, limits.MAX_BAD_WORD_CHARS))
         stop_ids = _token_ids("stop_token_ids", self.stop_token_ids or [], limits.MAX_STOP_TOKEN_IDS)
         self._set("stop_token_ids", stop_ids)
+        if self.shown_special_ids is not None:
+            shown = _token_ids("shown_special_ids", self.shown_special_ids, limits.MAX_SHOWN_SPECIAL_IDS)
+            self._set("shown_special_ids", shown)
         if self.allowed_token_ids is not None:
             allowed = _token_ids("allowed_token_ids", self.allowed_token_ids, limits.MAX_VOCABULARY)
             if not allowed:

@@ -22,6 +22,7 @@ from octavo.chat.formats import (
 )
 from octavo.chat.grammar import arguments_schema, tool_constraint
 from octavo.chat.tools import Tools, read_tools
+from octavo.errors import InvalidParameterError
 from octavo.structured import StructuredOutputs
 from tests.support.byte_vocabulary import ByteVocabulary
 from tests.support.chats import parse
@@ -179,9 +180,26 @@ def test_the_schema_of_arguments_is_that_of_an_object_without_others() -> None:
     assert schema(either) == {"type": "object", **either}
 
 
-def test_a_schema_cannot_switch_off_what_bounds_its_whitespace() -> None:
-    loose = {**CITY, "x-guidance": {"whitespace_flexible": True}}
-    lark = constraint(HERMES, tools({"name": "get", "parameters": loose})).grammar
+def test_words_about_a_schema_are_not_part_of_its_grammar() -> None:
+    told = {"type": "object", "title": "T", "properties": {"title": {"type": "string", "description": "D"}}}
+    (tool,) = tools({"name": "f", "parameters": told}).callable
+    bare = {"type": "object", "properties": {"title": {"type": "string"}}, "additionalProperties": False}
+    assert arguments_schema(tool) == bare
+
+
+def test_what_cannot_be_enforced_is_named_with_its_path() -> None:
+    wrong = {"properties": {"a": {"items": {"not": {}}}}}
+    with pytest.raises(InvalidParameterError) as refused:
+        constraint(HERMES, tools(FUNCTIONS[0], {"name": "f", "parameters": wrong}))
+    assert refused.value.field == "tools[1].function.parameters.properties.a.items.not"
+    with pytest.raises(InvalidParameterError, match="x-guidance"):
+        constraint(HERMES, tools({"name": "f", "parameters": {"x-guidance": {}}}))
+    unbound = tools({"name": "f", "parameters": wrong}, choice="auto")
+    assert tool_constraint(HERMES, unbound, None, thinking=False, control_ids={}) is None
+
+
+def test_whitespace_is_bounded() -> None:
+    lark = constraint(HERMES, tools({"name": "get", "parameters": CITY})).grammar
     assert lark is not None
     assert PLAIN.takes(lark, write(HERMES, ("get", '{ "city": "Oslo"}')))
     assert not PLAIN.takes(lark, write(HERMES, ("get", f'{{{" " * 20}"city": "Oslo"}}')))

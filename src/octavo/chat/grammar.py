@@ -9,6 +9,8 @@ from typing import Any
 from octavo import limits
 from octavo.chat.formats import ARGS, CALL_ID, ReasoningFormat, ToolFormat
 from octavo.chat.tools import Tool, Tools
+from octavo.errors import InvalidParameterError
+from octavo.grammar.json_schema import check_schema
 from octavo.structured import StructuredOutputs
 
 _BLANK = r"[ \n]{0,2}"
@@ -117,11 +119,37 @@ class _Grammar:
 
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:
-    """The parameters as a schema of an object; one that lists its properties has no others unless it says so."""
+    """The parameters as a schema of an object; one that lists its properties has no others unless it says so.
+
+    Raises InvalidParameterError with the path of what cannot be enforced.
+    """
     schema = {"type": "object", **tool.parameters}
+    try:
+        check_schema(schema)
+    except InvalidParameterError as error:
+        _, _, path = error.field.partition("$")
+        raise InvalidParameterError(f"{tool.where}.parameters{path}", error.value, error.allowed) from None
     if "properties" in schema and not any(name in schema for name in _CLOSED):
         schema["additionalProperties"] = False
-    return schema
+    found: dict[str, Any] = _without_words(schema)
+    return found
+
+
+def _without_words(schema: Any) -> Any:
+    """The schema without what only describes it: a grammar has no use for it, and its length is bounded."""
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword in ("properties", "patternProperties", "$defs", "definitions"):
+            found[keyword] = {name: _without_words(inner) for name, inner in value.items()}
+        elif keyword in ("anyOf", "oneOf", "allOf", "prefixItems"):
+            found[keyword] = [_without_words(inner) for inner in value]
+        elif keyword in ("items", "additionalProperties"):
+            found[keyword] = _without_words(value)
+        elif keyword not in ("description", "title", "default", "examples", "$comment", "$schema", "$id"):
+            found[keyword] = value
+    return found
 
 
 def _mark(marker: str, control_ids: Mapping[str, int]) -> str:

@@ -58,7 +58,9 @@ class Generation:
         self.streams = streams
         self.num_logprobs = resolved.logprobs
         self._resolved = resolved
-        self._detokenizer = IncrementalDetokenizer(tokenizer, resolved.skip_special_tokens, at_start=False)
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, resolved.skip_special_tokens, at_start=False, shown_ids=resolved.shown_special_ids
+        )
         self._stops = StopChecker(resolved)
         self._text: list[str] = []
         # The prompt's, then the output's; those from `_end` on are foreseen: sure to come, but not accepted yet.
