@@ -20,7 +20,7 @@ from octavo.chat.formats import (
     ReasoningFormat,
     ToolFormat,
 )
-from octavo.chat.grammar import arguments_schema, tool_constraint
+from octavo.chat.grammar import arguments_schema, behind_thoughts, tool_constraint
 from octavo.chat.tools import Tools, read_tools
 from octavo.errors import InvalidParameterError
 from octavo.structured import StructuredOutputs
@@ -157,6 +157,39 @@ def test_calls_come_behind_thoughts_where_there_are_some(vocabulary: ByteVocabul
     assert begun.start_after == "</think>"
     assert begun.grammar is not None
     assert vocabulary.takes(begun.grammar, f"\n\n{call}")
+
+
+@VOCABULARIES
+def test_any_constraint_holds_behind_thoughts(vocabulary: ByteVocabulary) -> None:
+    control_ids = {mark: i for mark, i in vocabulary.control_ids.items() if mark in MARKS}
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    cases: list[tuple[dict[str, Any], str, str]] = [
+        ({"json": schema}, '{"a": 1}', '{"a": "x"}'),
+        ({"json": schema, "disable_any_whitespace": True}, '{"a":1}', '{"a": 1}'),
+        ({"json": True}, "[1]", "x"),
+        ({"json_object": True}, "{}", "[]"),
+        ({"regex": r"a/b+\n"}, "a/bb\n", "ab"),
+        ({"choice": ["yes", 'n"o']}, 'n"o', "no"),
+    ]
+    for given, right, wrong in cases:
+        free = behind_thoughts(StructuredOutputs(**given), THINK, thinking=False, control_ids=control_ids)
+        assert free.grammar is not None
+        assert free.start_after is None
+        for before in ("", "<think>\nHm. {</think>\n\n"):
+            assert vocabulary.takes(free.grammar, before + right), given
+            assert not vocabulary.takes(free.grammar, before + wrong), given
+        begun = behind_thoughts(StructuredOutputs(**given), THINK, thinking=True, control_ids=control_ids)
+        assert begun.grammar is not None
+        assert begun.start_after == "</think>"
+        assert vocabulary.takes(begun.grammar, f"\n\n{right}"), given
+        assert not vocabulary.takes(begun.grammar, wrong), given
+
+
+def test_a_grammar_of_ones_own_is_only_moved_behind_thoughts_that_are_open() -> None:
+    own = StructuredOutputs(grammar='start: "x"')
+    assert behind_thoughts(own, THINK, thinking=False, control_ids={}) == own
+    moved = behind_thoughts(own, THINK, thinking=True, control_ids={})
+    assert (moved.grammar, moved.start_after) == (own.grammar, "</think>")
 
 
 def test_mistral_ids_may_be_written() -> None:

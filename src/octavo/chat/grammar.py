@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from octavo import limits
@@ -36,14 +37,45 @@ def tool_constraint(
     if not tools.callable or (not exact and tools.parallel):
         return None
     grammar = _Grammar(format_, tools, control_ids)
-    rules = grammar.rules()
-    start = "calls" if tools.required else "free"
-    if reasoning is not None and not thinking:
-        rules += [f"start: thoughts? {start}", *_thoughts(reasoning, control_ids)]
+    return _behind(grammar.rules(), "calls" if tools.required else "free", reasoning, thinking, control_ids)
+
+
+def behind_thoughts(
+    structured: StructuredOutputs, reasoning: ReasoningFormat, *, thinking: bool, control_ids: Mapping[str, int]
+) -> StructuredOutputs:
+    """The same constraint on the answer alone, which thoughts may come before.
+
+    A grammar of the user's own cannot be put behind thoughts that may or may not come: it then holds from the start.
+    """
+    if structured.start_after is not None:
+        return structured
+    if structured.grammar is not None:
+        return replace(structured, start_after=reasoning.closer) if thinking else structured
+    if structured.regex is not None:
+        regex = structured.regex.replace("/", "\\/").replace("\n", "\\n")
+        body = f"answer: ANSWER\nANSWER: /{regex}/"
+    elif structured.choice is not None:
+        body = f"answer: {' | '.join(map(json.dumps, structured.choice))}"
     else:
-        rules.append(f"start: {'BLANK ' if thinking else ''}{start}")
-    text = "\n".join(["%llguidance {}", *rules, f"BLANK: /{_BLANK}/", ""])
-    return StructuredOutputs(grammar=text, start_after=reasoning.closer if reasoning is not None and thinking else None)
+        schema = json.loads(structured.json) if isinstance(structured.json, str) else {"type": "object"}
+        check_schema(schema)
+        spaces: dict[str, Any] = {"whitespace_flexible": False} if structured.disable_any_whitespace else _SPACED
+        whole = schema if isinstance(schema, dict) else {} if schema else {"not": {}}
+        body = f"answer: %json {json.dumps({**_without_words(whole), 'x-guidance': spaces})}"
+    return _behind([body], "answer", reasoning, thinking, control_ids)
+
+
+def _behind(
+    rules: list[str], start: str, reasoning: ReasoningFormat | None, thinking: bool, control_ids: Mapping[str, int]
+) -> StructuredOutputs:
+    """The rules as a grammar that begins with the rule `start`, behind thoughts where there are some."""
+    rules = ["%llguidance {}", *rules, f"BLANK: /{_BLANK}/"]
+    if reasoning is None:
+        return StructuredOutputs(grammar="\n".join([*rules, f"start: {start}"]))
+    if thinking:
+        return StructuredOutputs(grammar="\n".join([*rules, f"start: BLANK {start}"]), start_after=reasoning.closer)
+    rules += [f"start: thoughts? {start}", *_thoughts(reasoning, control_ids)]
+    return StructuredOutputs(grammar="\n".join(rules))
 
 
 class _Grammar:
