@@ -39,8 +39,8 @@ def lark_from_gbnf(text: str) -> str:
     names = _lark_names(rules)
     lines = ["%llguidance {}"]
     for name, rule in rules.items():
-        parts = [names[part[1:-1]] if part.startswith("\0") else part for part in rule.body]
-        lines.append(f"{names[name]}: {' '.join(parts)}")
+        body = re.sub("\0(.*?)\0", lambda found: names[found[1]], " ".join(rule.body))
+        lines.append(f"{names[name]}: {body}")
     root = names["root"]
     return "\n".join(lines if root == "start" else [*lines, f"start: {root}"]) + "\n"
 
