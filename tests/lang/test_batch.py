@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Generator
 from typing import Any
 
 import pytest
 
-from octavo import LLM, ProgramState, assistant, function, gen, select, system, user
+from octavo import LLM, ProgramError, ProgramState, assistant, function, gen, select, system, user
+from octavo.errors import ProgramCancelledError
 from octavo.lang import batch
 from octavo.lang.backends.engine import EngineBackend
 
@@ -57,7 +59,25 @@ def test_a_trace_ends_where_the_program_asks_for_what_differs() -> None:
     trace = choosy.trace()
     assert not trace.complete
     assert trace.prefix.text == "system: Be kind.\nuser: Hello "
+    assert choosy.bind(name="y").trace().prefix.text == "system: Be kind.\nuser: Hello y"
     assert choosy.trace(name="y", words=["a"]).prefix.text == "system: Be kind.\nuser: Hello ya"
+
+
+def test_a_trace_takes_defaults_as_they_are_and_goes_through_plain_forms() -> None:
+    @function
+    def times(s: ProgramState, x: str, count: int = 3) -> None:
+        for i in range(count):
+            s += f"line {i}\n"
+        s += x
+
+    assert times.trace().prefix.text == "line 0\nline 1\nline 2\n"
+
+    @function
+    def plain(x: str) -> Any:
+        return "Word: " + gen("y") + x
+
+    assert plain.trace().prefix.text == "Word: "
+    assert [node.text for node in plain.trace().nodes] == ["Word: ", "y", "{x}"]
 
 
 def test_arguments_that_all_items_share_belong_to_the_prefix(llm: LLM) -> None:
@@ -125,15 +145,30 @@ def test_a_generator_gives_states_in_order_and_runs_no_further_ahead_than_its_th
     assert len(started) <= 3 + 2 * 2
 
 
-def test_an_interrupt_ends_all_items(llm: LLM) -> None:
+def test_an_interrupt_ends_all_items(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+
     @function
     def endless(s: ProgramState, i: int) -> None:
-        if i == 5:
-            raise KeyboardInterrupt
-        s += f"{i}" + gen("x", max_tokens=1500, ignore_eos=True)
+        for fork in s.fork(2):
+            fork += f"{i}" + gen("x", max_tokens=1900, ignore_eos=True)
+        try:
+            s += f"{i}" + gen("x", max_tokens=1900, ignore_eos=True)
+        except ProgramError as error:
+            ended.append(error.error)
+            raise
 
-    states = endless.run_batch([{"i": i} for i in range(6)])
-    assert isinstance(states[5].error(), KeyboardInterrupt)
+    def interrupted(futures: Any) -> Any:
+        while llm.stats()["running"] == 0:
+            time.sleep(0.001)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(batch, "as_completed", interrupted)
+    before = llm.stats()["computed_tokens"]
+    with pytest.raises(KeyboardInterrupt):
+        endless.run_batch([{"i": i} for i in range(4)])
+    assert llm.stats()["computed_tokens"] - before < 4 * 3 * 1900 / 2
+    assert all(isinstance(error, ProgramCancelledError) for error in ended)
 
 
 def test_the_progress_bar_counts_programs(monkeypatch: pytest.MonkeyPatch) -> None:

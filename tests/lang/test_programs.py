@@ -214,6 +214,12 @@ def test_run_refuses_what_belongs_to_a_gen() -> None:
     with pytest.raises(InvalidParameterError, match="another name"):
         function(lambda s, backend: None)
 
+    async def later(s: ProgramState) -> None:
+        s += "x"
+
+    with pytest.raises(InvalidParameterError, match="a plain function"):
+        function(later)
+
 
 def test_meta_info_tells_the_seed_that_gives_the_same_text_again(llm: LLM) -> None:
     @function

@@ -47,6 +47,21 @@ def test_a_reader_waits_for_a_variable_but_not_for_the_end() -> None:
     assert state.error() is None
 
 
+def test_forks_of_a_streaming_run_are_read_as_they_come_too() -> None:
+    forks: list[ProgramState] = []
+
+    @function
+    def split(s: ProgramState) -> None:
+        s += "x"
+        forks.extend(s.fork(2))
+        forks[0].__iadd__(gen("a", max_tokens=6, ignore_eos=True))
+
+    state = split.run(stream=True)
+    state.sync()
+    assert "".join(forks[0].text_iter("a")) == forks[0]["a"]
+    assert list(forks[1].text_iter()) == []
+
+
 def test_an_error_comes_at_the_end_of_what_there_is() -> None:
     @function
     def broken(s: ProgramState) -> None:

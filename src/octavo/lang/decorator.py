@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import secrets
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from typing import Any, overload
 
 from octavo.errors import InvalidParameterError, OctavoError, ProgramError
@@ -40,6 +40,9 @@ class Function:
         self._bound = dict(bound or {})
         self.__name__ = getattr(function, "__name__", "program")
         self.__doc__ = function.__doc__
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            allowed = "a plain function; `run_async` runs it beside an event loop"
+            raise InvalidParameterError("function", self.__name__, allowed)
         parameters = list(inspect.signature(function).parameters.values())
         self.takes_state = bool(parameters) and parameters[0].name == "s"
         self._signature = inspect.Signature(parameters[1:] if self.takes_state else parameters)
@@ -151,7 +154,9 @@ class Function:
     def cache(self, backend: Any = None) -> None:
         """Has the backend's prefix cache hold the program's constant beginning."""
         chosen = backend_for(backend, self._parent())
-        chosen.warm(self._trace(chosen, {}, only_prefix=True).prefix)
+        prefix = self._trace(chosen, {}, only_prefix=True).prefix
+        if prefix.text:
+            chosen.warm(prefix)
 
     # How
 
@@ -251,7 +256,10 @@ class Function:
         state._submit(made, place)
         state.value = state._transcript.text()
 
-    def _trace(self, backend: Backend, kwargs: Mapping[str, Any], *, only_prefix: bool) -> Trace:
+    def _trace(
+        self, backend: Backend, kwargs: Mapping[str, Any], *, only_prefix: bool, varying: Collection[str] = ()
+    ) -> Trace:
+        """Stand-ins for the arguments that vary, and for those that neither kwargs nor a default gives."""
         run = Run(backend, {}, 0)
         tracer = Tracer(run, Transcript(backend.turns), only_prefix=only_prefix)
         state = ProgramState(tracer)
@@ -259,6 +267,7 @@ class Function:
         stand_ins = {
             name: Argument(name)
             for name, parameter in self._signature.parameters.items()
+            if name in varying or parameter.default is parameter.empty
             if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         }
         arguments = self._signature.bind_partial(**{**stand_ins, **self._bound, **kwargs})
@@ -277,18 +286,23 @@ class Function:
         return tracer.trace(complete)
 
     def _warm(self, backend: Backend, items: list[dict[str, Any]]) -> None:
-        constants = {name: items[0][name] for name in items[0] if _is_constant(name, items)}
-        own = {name: value for name, value in constants.items() if name in self._signature.parameters}
-        prefix = self._trace(backend, own, only_prefix=True).prefix
-        if len(prefix.text) > MIN_CACHED_PREFIX_CHARS:
-            backend.warm(prefix)
+        given = {name for item in items for name in item if name in self._signature.parameters}
+        constants = {name: items[0][name] for name in given if _is_constant(name, items)}
+        try:
+            prefix = self._trace(backend, constants, only_prefix=True, varying=given - set(constants)).prefix
+            if len(prefix.text) > MIN_CACHED_PREFIX_CHARS:
+                backend.warm(prefix)
+        except OctavoError:  # each item will meet it, and tell it
+            return
 
 
 def _is_constant(name: str, items: list[dict[str, Any]]) -> bool:
     """Whether all items have the very same argument."""
-    value = items[0][name]
-    for item in items[1:]:
+    value = items[0].get(name, items)
+    for item in items:
         other = item.get(name, items)
+        if other is items:
+            return False
         if other is not value and not (isinstance(value, (str, int, float, bool)) and other == value):
             return False
     return True
@@ -299,7 +313,7 @@ def _settled(run: Run, error: BaseException | None) -> BaseException | None:
     if error is not None:
         run.cancellation.cancel()
     try:
-        for fork in run.forks:
+        for fork in list(run.forks):
             unseen = fork.unseen_error()
             if error is None and unseen is not None:
                 error = unseen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -102,10 +101,12 @@ class Interpreter:
         seed = derived_seed(run.seed, f"{self.path}#{self._num_gens}")
         self._num_gens += 1
         params = merged(run.defaults, gen.params, seed)
-        on_text: Callable[[str], None] | None = None
-        if self.feed is not None and gen.dtype is None:
-            on_text = lambda text: self._tell(gen.name, text)  # noqa: E731
-        generated = backend.generate(self.transcript.prompt(), params, on_text, run.cancellation)
+        streams = self.feed is not None and gen.dtype is None  # of a typed text the end may not be kept
+
+        def on_text(text: str) -> None:
+            self._tell(gen.name, text)
+
+        generated = backend.generate(self.transcript.prompt(), params, on_text if streams else None, run.cancellation)
         values: list[Any] = []
         shown: list[str] = []
         for completion in generated.completions:
@@ -114,7 +115,7 @@ class Interpreter:
             shown.append(text)
         for part in backend.kept(generated.completions[0], shown[0]):
             self.transcript.write(part)
-        if on_text is None:
+        if not streams:
             self._tell(gen.name, shown[0])
         metas = [_meta(generated, completion) for completion in generated.completions]
         if params.n == 1:

@@ -95,7 +95,7 @@ class Run:
         self.seed = seed
         self.streams = streams
         self.cancellation = Cancellation()
-        self.forks: list[ProgramState] = []
+        self.forks: dict[ProgramState, None] = {}  # in order, those that have something to do or an error to tell
         self.crew: Crew = crew or (parent.crew if parent is not None else Crew())
         self._owns_crew = crew is None and parent is None
 

@@ -80,6 +80,7 @@ class ProgramState:
             if self._busy:
                 return
             self._busy = True
+            self._interpreter.run.forks[self] = None
         self._interpreter.run.crew.submit(self._run_queue)
 
     def _run_queue(self) -> None:
@@ -88,6 +89,8 @@ class ProgramState:
                 self._changed.notify_all()
                 if not self._queue:
                     self._busy = False
+                    if self._error is None and self._interpreter.feed is None:
+                        self._interpreter.run.forks.pop(self, None)
                     return
                 item, place = self._queue.popleft()
             try:
@@ -233,7 +236,8 @@ class ProgramState:
             feed = Feed() if run.streams else None
             inner = Interpreter(run, self._transcript.copy(), f"{path}.{i}", feed)
             children.append(ProgramState(inner, is_fork=True))
-        run.forks += children
+        if run.streams:  # whoever reads them waits for the end of the run
+            run.forks.update(dict.fromkeys(children))
         return ProgramStateGroup(children, self)
 
     def copy(self) -> _Copy:
