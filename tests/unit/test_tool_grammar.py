@@ -20,7 +20,7 @@ from octavo.chat.formats import (
     ReasoningFormat,
     ToolFormat,
 )
-from octavo.chat.grammar import arguments_schema, behind_thoughts, tool_constraint
+from octavo.chat.grammar import arguments_schema, behind_thoughts, calls_or, tool_constraint
 from octavo.chat.tools import Tools, read_tools
 from octavo.errors import InvalidParameterError
 from octavo.structured import StructuredOutputs
@@ -157,6 +157,31 @@ def test_calls_come_behind_thoughts_where_there_are_some(vocabulary: ByteVocabul
     assert begun.start_after == "</think>"
     assert begun.grammar is not None
     assert vocabulary.takes(begun.grammar, f"\n\n{call}")
+
+
+@VOCABULARIES
+@pytest.mark.parametrize("format_", [HERMES, MISTRAL, MISTRAL_NAMES])
+def test_under_auto_an_answer_may_be_calls_or_what_is_asked_for(
+    format_: ToolFormat, vocabulary: ByteVocabulary
+) -> None:
+    control_ids = {mark: i for mark, i in vocabulary.control_ids.items() if mark in MARKS}
+    wanted = StructuredOutputs(json={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+    asked = tools(choice="auto")
+    lark = calls_or(wanted, format_, asked, None, thinking=False, control_ids=control_ids).grammar
+    assert lark is not None
+    for text in (write(format_, GOOD), write(format_, ("now", '{"x": 1}'), GOOD), '{"a": 1}'):
+        assert vocabulary.takes(lark, text), text
+    for text in ("Sure.", '{"b": 1}', f'{{"a": 1}}{write(format_, GOOD)}', "{}"):
+        assert not vocabulary.takes(lark, text), text
+
+
+def test_what_cannot_be_told_apart_from_a_call_is_refused() -> None:
+    for wanted, format_ in (
+        (StructuredOutputs(json_object=True), LLAMA3_JSON),
+        (StructuredOutputs(grammar='start: "x"'), HERMES),
+    ):
+        with pytest.raises(InvalidParameterError, match="told apart"):
+            calls_or(wanted, format_, tools(choice="auto"), None, thinking=False, control_ids={})
 
 
 @VOCABULARIES

@@ -11,11 +11,12 @@ from octavo import limits
 from octavo.chat.formats import ARGS, CALL_ID, ReasoningFormat, ToolFormat
 from octavo.chat.tools import Tool, Tools
 from octavo.errors import InvalidParameterError
+from octavo.grammar.expansion import check_regex
 from octavo.grammar.json_schema import check_schema
 from octavo.structured import StructuredOutputs
 
 _BLANK = r"[ \n]{0,2}"
-_SPACED = {"whitespace_pattern": r"[ \n\t]{1,8}"}  # at each place where JSON may have some
+_SPACED = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{limits.MAX_JSON_SPACES}}}"}  # where JSON may have some
 _CLOSED = ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref")
 
 
@@ -37,7 +38,29 @@ def tool_constraint(
     if not tools.callable or (not exact and tools.parallel):
         return None
     grammar = _Grammar(format_, tools, control_ids)
-    return _behind(grammar.rules(), "calls" if tools.required else "free", reasoning, thinking, control_ids)
+    rules = [*grammar.bodies(), *(grammar.required() if tools.required else grammar.free())]
+    return _behind(rules, "calls" if tools.required else "free", reasoning, thinking, control_ids)
+
+
+def calls_or(
+    structured: StructuredOutputs,
+    format_: ToolFormat,
+    tools: Tools,
+    reasoning: ReasoningFormat | None,
+    *,
+    thinking: bool,
+    control_ids: Mapping[str, int],
+) -> StructuredOutputs:
+    """What holds an answer under auto to be either calls or what `structured` asks for.
+
+    Raises InvalidParameterError for what can't be told apart: a bare call from other JSON, a grammar of the user's own.
+    """
+    if format_.style == "bare" or structured.grammar is not None or structured.start_after is not None:
+        allowed = "none beside this structured output: what is a call could not be told apart from it"
+        raise InvalidParameterError("tools", [tool.name for tool in tools.callable], allowed)
+    grammar = _Grammar(format_, tools, control_ids)
+    rules = [*grammar.bodies(), *grammar.required(), *_answer(structured), "either: calls | answer"]
+    return _behind(rules, "either", reasoning, thinking, control_ids)
 
 
 def behind_thoughts(
@@ -51,18 +74,22 @@ def behind_thoughts(
         return structured
     if structured.grammar is not None:
         return replace(structured, start_after=reasoning.closer) if thinking else structured
+    return _behind(_answer(structured), "answer", reasoning, thinking, control_ids)
+
+
+def _answer(structured: StructuredOutputs) -> list[str]:
+    """The rule `answer` for any constraint but a grammar."""
     if structured.regex is not None:
+        check_regex("structured.regex", structured.regex)
         regex = structured.regex.replace("/", "\\/").replace("\n", "\\n")
-        body = f"answer: ANSWER\nANSWER: /{regex}/"
-    elif structured.choice is not None:
-        body = f"answer: {' | '.join(map(json.dumps, structured.choice))}"
-    else:
-        schema = json.loads(structured.json) if isinstance(structured.json, str) else {"type": "object"}
-        check_schema(schema)
-        spaces: dict[str, Any] = {"whitespace_flexible": False} if structured.disable_any_whitespace else _SPACED
-        whole = schema if isinstance(schema, dict) else {} if schema else {"not": {}}
-        body = f"answer: %json {json.dumps({**_without_words(whole), 'x-guidance': spaces})}"
-    return _behind([body], "answer", reasoning, thinking, control_ids)
+        return ["answer: ANSWER", f"ANSWER: /{regex}/"]
+    if structured.choice is not None:
+        return [f"answer: {' | '.join(map(json.dumps, structured.choice))}"]
+    schema = json.loads(structured.json) if isinstance(structured.json, str) else {"type": "object"}
+    check_schema(schema)
+    spaces: dict[str, Any] = {"whitespace_flexible": False} if structured.disable_any_whitespace else _SPACED
+    whole = schema if isinstance(schema, dict) else {} if schema else {"not": {}}
+    return [f"answer: %json {json.dumps({**_without_words(whole), 'x-guidance': spaces})}"]
 
 
 def _behind(
@@ -86,22 +113,17 @@ class _Grammar:
         self._tools = tools
         self._ids = control_ids
 
-    def rules(self) -> list[str]:
+    def bodies(self) -> list[str]:
         names = [f"call_{i}" for i in range(len(self._tools.callable))]
         bodies = [f"{name}: {self._body(tool)}" for name, tool in zip(names, self._tools.callable)]
-        several = self._tools.parallel and self._format.style != "bare"  # those templates take one call in a message
-        repeat = f"{{1,{limits.MAX_TOOL_CALLS}}}" if several else ""
-        rules = [f"call: {' | '.join(names)}", *bodies]
-        if self._tools.required:
-            return [*rules, *self._required(several)]
-        return [*rules, *self._free(repeat)]
+        return [f"call: {' | '.join(names)}", *bodies]
 
-    def _required(self, several: bool) -> list[str]:
-        format_ = self._format
+    def required(self) -> list[str]:
+        format_, several = self._format, self._tools.parallel
         opener = self._mark(format_.opener)
         most = limits.MAX_TOOL_CALLS - 1
         if format_.style == "bare":
-            return ["calls: call"]
+            return ["calls: call"]  # those templates take one call in a message
         if format_.style == "tagged":
             whole = f'{opener} "\\n" call "\\n" {self._mark(format_.closer)}'
             more = f' ("\\n" tagged){{0,{most}}}' if several else ""
@@ -111,9 +133,10 @@ class _Grammar:
         more = f' (", " call){{0,{most}}}' if several else ""
         return [f'calls: {opener} "[" call{more} "]"']
 
-    def _free(self, repeat: str) -> list[str]:
+    def free(self) -> list[str]:
         """Text up to the opener, then a call; in the end text again, unless only one call was wanted."""
         format_ = self._format
+        repeat = f"{{1,{limits.MAX_TOOL_CALLS}}}" if self._tools.parallel else ""
         rules = ["text: TEXT", "TEXT: /(.|\\n)*/"]
         if format_.style == "bare":
             return [*rules[1:], "free: prose | call", "prose: PROSE", "PROSE: /([^{ \\n\\t\\r](.|\\n)*)?/"]

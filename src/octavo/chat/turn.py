@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from octavo.chat.formats import AUTO, ReasoningFormat, ToolFormat, knows_tools, reasoning_format, tool_format
-from octavo.chat.grammar import behind_thoughts, tool_constraint
+from octavo.chat.grammar import behind_thoughts, calls_or, tool_constraint
 from octavo.chat.messages import takes_argument_text, wants_short_ids, with_tool_calls, with_tool_prompt
 from octavo.chat.parser import ChatParser
 from octavo.chat.tools import Tools, call_ids
@@ -76,9 +76,9 @@ class ChatFormat:
     def turn(
         self, prompt: str, tools: Tools, structured: StructuredOutputs | None = None, continued: str | None = None
     ) -> Turn:
-        """prompt: as the template wrote it. structured: what the answer must be, thoughts apart; not beside calls.
+        """prompt: as the template wrote it. structured: what the answer must be, thoughts and calls apart.
 
-        continued: the text of the last message, if the answer goes on from inside it. Raises InvalidParameterError.
+        Where calls are required nothing else can be asked for. continued: the text of the last message, if the answer goes on from inside it. Raises InvalidParameterError.
         """
         reasoning = self.reasoning
         thinking = False
@@ -87,13 +87,14 @@ class ChatFormat:
         elif reasoning is not None:
             thinking = reasoning.begins_inside(prompt)
         reads_calls = self.tools if tools.callable else None
-        if structured is not None:
-            if reasoning is not None and continued is None:
-                structured = behind_thoughts(structured, reasoning, thinking=thinking, control_ids=self._control_ids)
+        ids = self._control_ids
+        behind = reasoning if continued is None or thinking else None
+        if structured is not None and reads_calls is not None:
+            structured = calls_or(structured, reads_calls, tools, behind, thinking=thinking, control_ids=ids)
+        elif structured is not None and behind is not None:
+            structured = behind_thoughts(structured, behind, thinking=thinking, control_ids=ids)
         elif reads_calls is not None:
-            structured = tool_constraint(
-                reads_calls, tools, reasoning, thinking=thinking, control_ids=self._control_ids
-            )
+            structured = tool_constraint(reads_calls, tools, behind, thinking=thinking, control_ids=ids)
         marks = (*(reads_calls.markers if reads_calls else ()), *self._thought_marks)
         shown = sorted({self._control_ids[mark] for mark in marks if mark in self._control_ids})
         return Turn(reads_calls, reasoning, thinking, tools.names, structured, shown)
