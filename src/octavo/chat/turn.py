@@ -78,7 +78,8 @@ class ChatFormat:
     ) -> Turn:
         """prompt: as the template wrote it. structured: what the answer must be, thoughts and calls apart.
 
-        Where calls are required nothing else can be asked for. continued: the text of the last message, if the answer goes on from inside it. Raises InvalidParameterError.
+        Where calls are required nothing else can be asked for. continued: the text of the last message, if the answer
+        goes on from inside it. Raises InvalidParameterError.
         """
         reasoning = self.reasoning
         thinking = False
