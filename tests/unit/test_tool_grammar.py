@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from octavo import limits
 from octavo.chat.formats import (
     HERMES,
     LLAMA3_JSON,

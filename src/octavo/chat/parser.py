@@ -374,10 +374,12 @@ class ChatParser:
 
     def _overlap(self, marker: str) -> int:
         """How many characters at the end of the text may be the beginning of the marker."""
-        for count in range(min(len(marker) - 1, len(self._text) - self._at), 0, -1):
-            if self._text.endswith(marker[:count]):
-                return count
-        return 0
+        if not marker:
+            return 0
+        start = self._text.find(marker[0], max(self._at, len(self._text) - len(marker) + 1))
+        while start >= 0 and not marker.startswith(self._text[start:]):
+            start = self._text.find(marker[0], start + 1)
+        return len(self._text) - start if start >= 0 else 0
 
     # Telling
 
