@@ -123,11 +123,12 @@ ARROWS: dict[str, set[str]] = {
 }
 ARROWS["engine"] = {"errors", "limits", "params", "outputs", "_native", *ARROWS}
 ARROWS["server"] = {"engine", "__init__", *ARROWS["engine"]}
+ARROWS["lang"] = {"errors", "limits", "params", "structured", "engine"}
 ARROWS["bench"] = {"engine", *ARROWS["engine"]}
 ARROWS["cli"] = {"errors", "limits", "params", "outputs", "engine", "executor", "weights", "_native", "__init__"}
 ARROWS["cli"] |= {"bench", "server"}
 ARROWS["__main__"] = {"cli"}
-ARROWS["__init__"] = {"errors", "params", "outputs", "structured", "engine"}
+ARROWS["__init__"] = {"errors", "params", "outputs", "structured", "engine", "lang"}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from octavo.engine.prompts import read_prompt
 from octavo.errors import InvalidParameterError
+from octavo.outputs import RequestOutput
 from octavo.params import SamplingParams
-
-if TYPE_CHECKING:
-    from octavo.engine.llm import LLM
+from octavo.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,16 @@ class Score:
         return fsum(self.logprobs)
 
 
-def score(llm: LLM, prompt: Any, continuations: Any) -> list[Score]:
+class Generates(Protocol):
+    """What this needs of an LLM."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def generate(self, prompts: Any, sampling_params: Any, *, use_tqdm: bool) -> list[RequestOutput]: ...
+
+
+def score(llm: Generates, prompt: Any, continuations: Any) -> list[Score]:
     """See LLM.score."""
     before = _ids(llm, "prompt", prompt, special=True)
     if isinstance(continuations, str) or not isinstance(continuations, Sequence):
@@ -41,7 +49,7 @@ def score(llm: LLM, prompt: Any, continuations: Any) -> list[Score]:
     return score_pairs(llm, [(before, ids) for ids in behind])
 
 
-def score_pairs(llm: LLM, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Score]:
+def score_pairs(llm: Generates, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Score]:
     """(prompt, continuation) as token ids, all in one batch; none of them is empty."""
     if not pairs:
         return []
@@ -68,7 +76,7 @@ def _params(start: int) -> SamplingParams:
     return SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=start)
 
 
-def _ids(llm: LLM, name: str, given: Any, *, special: bool) -> list[int]:
+def _ids(llm: Generates, name: str, given: Any, *, special: bool) -> list[int]:
     text, ids = read_prompt(given)
     if text is not None:
         ids = llm.tokenizer.encode(text, add_special_tokens=special)

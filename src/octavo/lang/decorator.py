@@ -13,13 +13,14 @@ from octavo.errors import InvalidParameterError, OctavoError, ProgramError
 from octavo.lang.backends.choose import backend_for
 from octavo.lang.backends.interface import Backend
 from octavo.lang.batch import run_all, stream_all
+from octavo.lang.cancellation import Cancellation
 from octavo.lang.expressions import Expression
 from octavo.lang.feed import Feed
 from octavo.lang.interpreter import Interpreter
 from octavo.lang.place import caller, raised_at
-from octavo.lang.run import Cancellation, Crew, Run, current_state, derived_seed
+from octavo.lang.run import Crew, Run, derived_seed
 from octavo.lang.sampling import NAMES, run_defaults
-from octavo.lang.state import ProgramState
+from octavo.lang.state import ProgramState, current_state
 from octavo.lang.tracing import Argument, Trace, TraceEnd, Tracer
 from octavo.lang.transcript import Transcript
 from octavo.limits import MIN_CACHED_PREFIX_CHARS

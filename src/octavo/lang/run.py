@@ -4,56 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from octavo.errors import ProgramCancelledError
+from octavo.lang.backends.interface import Backend
+from octavo.lang.cancellation import Cancellation
 from octavo.limits import MAX_FORK_THREADS
-
-if TYPE_CHECKING:
-    from octavo.lang.backends.interface import Backend
-    from octavo.lang.state import ProgramState
-
-# The state whose program runs in this context: what a program called inside of another one belongs to.
-current_state: ContextVar[ProgramState | None] = ContextVar("current_state", default=None)
-
-
-class Cancellation:
-    """Tells what runs that it should end. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._calls: dict[int, Callable[[], None]] = {}
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        with self._lock:
-            self.cancelled = True
-            calls = list(self._calls.values())
-        for call in calls:
-            call()
-
-    def check(self) -> None:
-        if self.cancelled:
-            raise ProgramCancelledError("the program was ended while it ran")
-
-    @contextmanager
-    def calls(self, function: Callable[[], None]) -> Generator[None, None, None]:
-        """Within, a cancellation calls `function`, on any thread; at once if there was one."""
-        key = id(function)
-        with self._lock:
-            self._calls[key] = function
-            cancelled = self.cancelled
-        try:
-            if cancelled:
-                function()
-            yield
-        finally:
-            with self._lock:
-                del self._calls[key]
 
 
 class Crew:
@@ -76,6 +33,11 @@ class Crew:
             pool.shutdown()
 
 
+class Fork(Protocol):
+    def unseen_error(self) -> BaseException | None:
+        """Waits for it; what ended it, if nobody has been told."""
+
+
 class Run:
     """seed: every gen's own is derived from it and from its place in the program, so that a run can be had again
     whatever runs beside it. streams: its states tell their text as it comes."""
@@ -95,7 +57,7 @@ class Run:
         self.seed = seed
         self.streams = streams
         self.cancellation = Cancellation()
-        self.forks: dict[ProgramState, None] = {}  # in order, those that have something to do or an error to tell
+        self.forks: dict[Fork, None] = {}  # in order, those that have something to do or an error to tell
         self.crew: Crew = crew or (parent.crew if parent is not None else Crew())
         self._owns_crew = crew is None and parent is None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -272,6 +273,10 @@ class ProgramState:
 
     def __repr__(self) -> str:
         return f"ProgramState(variables={list(self._transcript.variables)}, error={self._error!r})"
+
+
+# The state whose program runs in this context: what a program called inside of another one belongs to.
+current_state: ContextVar[ProgramState | None] = ContextVar("current_state", default=None)
 
 
 class _Block:

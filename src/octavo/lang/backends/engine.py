@@ -8,9 +8,9 @@ from octavo.engine.llm import LLM
 from octavo.engine.score import score_pairs
 from octavo.lang.backends.interface import Completion, Generated
 from octavo.lang.backends.tokens import choices_ids, kept_ids, parts_of, prompt_ids
+from octavo.lang.cancellation import Cancellation
 from octavo.lang.choices import Scored
 from octavo.lang.prompt import Part, Prompt
-from octavo.lang.run import Cancellation
 from octavo.lang.turns import Turns
 from octavo.params import SamplingParams
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from octavo import limits
 from octavo.errors import BackendError, InvalidParameterError
-from octavo.lang.run import Cancellation
+from octavo.lang.cancellation import Cancellation
 
 _OVERLOADED = (429, 503)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from octavo.lang.cancellation import Cancellation
 from octavo.lang.choices import Scored
 from octavo.lang.prompt import Part, Prompt
-from octavo.lang.run import Cancellation
 from octavo.lang.turns import Turns
 from octavo.params import SamplingParams
 

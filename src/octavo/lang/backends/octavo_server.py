@@ -12,9 +12,9 @@ from octavo.lang.backends.http import HttpClient
 from octavo.lang.backends.interface import Completion, Generated
 from octavo.lang.backends.tokens import choices_ids, parts_of, prompt_ids
 from octavo.lang.backends.wire import differing, structured_fields
+from octavo.lang.cancellation import Cancellation
 from octavo.lang.choices import Scored
 from octavo.lang.prompt import Part, Prompt
-from octavo.lang.run import Cancellation
 from octavo.lang.turns import Turns
 from octavo.params import SamplingParams
 

@@ -10,9 +10,9 @@ from octavo.errors import BackendError, UnsupportedByBackendError
 from octavo.lang.backends.http import HttpClient
 from octavo.lang.backends.interface import Completion, Generated
 from octavo.lang.backends.wire import differing
+from octavo.lang.cancellation import Cancellation
 from octavo.lang.choices import Scored
 from octavo.lang.prompt import Part, Prompt
-from octavo.lang.run import Cancellation
 from octavo.lang.turns import plain_turns
 from octavo.params import SamplingParams
 from octavo.structured import StructuredOutputs
