@@ -123,8 +123,10 @@ def test_a_batch_reports_the_error_of_each_item() -> None:
     def some(s: ProgramState, x: str) -> None:
         s += x + gen("y", max_tokens=2)
 
-    states = some.run_batch([{"x": "a"}, {"x": LONG}, {"x": "b"}, {}])
-    assert [type(state.error()) for state in states] == [type(None), ProgramError, type(None), TypeError]
+    items = [{"x": "a"}, {"x": LONG}, {"x": "b"}, {}, {"x": "c", "y": 1}, {"x": "d", "top_p": 7}]
+    states = some.run_batch(items)
+    kinds = [type(None), ProgramError, type(None), TypeError, TypeError, InvalidParameterError]
+    assert [type(state.error()) for state in states] == kinds
     assert [isinstance(states[i]["y"], str) for i in (0, 2)] == [True, True]
     with pytest.raises(ProgramError, match="the prompt has") as error:
         states[1]["y"]

@@ -207,13 +207,11 @@ class Function:
         outer = None if parent is None else parent._interpreter
         if isinstance(outer, Tracer):
             raise TraceEnd
-        given, defaults = self._split(kwargs)
-        merged = {**({} if outer is None else outer.run.defaults), **run_defaults(**defaults)}
         if seed is None and outer is not None:
             seed = derived_seed(outer.run.seed, outer.child_path())
         run = Run(
             backend_for(backend, parent),
-            merged,
+            {} if outer is None else outer.run.defaults,
             _seed(seed),
             streams=stream,
             crew=crew,
@@ -228,6 +226,8 @@ class Function:
             cancellation = outer.run.cancellation if outer is not None else Cancellation()
             error: BaseException | None = None
             try:
+                given, defaults = self._split(kwargs)
+                run.defaults |= run_defaults(**defaults)
                 with cancellation.calls(run.cancellation.cancel):
                     token = current_state.set(state)
                     try:

@@ -109,22 +109,22 @@ class ProgramState:
         place = caller()
         return _Block(self, ScopeBegin(name=name, place=place), ScopeEnd(name=name, place=place))
 
-    def system(self, content: str | Expression | None = None) -> _Block | ProgramState:
+    def system(self, content: str | Expression | None = None) -> Any:
         """`s.system(text)`, or `with s.system():` for what is written inside."""
         return self._turn("system", content)
 
-    def user(self, content: str | Expression | None = None) -> _Block | ProgramState:
+    def user(self, content: str | Expression | None = None) -> Any:
         return self._turn("user", content)
 
-    def assistant(self, content: str | Expression | None = None) -> _Block | ProgramState:
+    def assistant(self, content: str | Expression | None = None) -> Any:
         return self._turn("assistant", content)
 
-    def _turn(self, role: str, content: str | Expression | None) -> _Block | ProgramState:
+    def _turn(self, role: str, content: str | Expression | None) -> Any:
         place = caller()
         if content is None:
             return _Block(self, TurnBegin(role=role, place=place), TurnEnd(role=role, place=place))
         self._submit(turn(role, content), place)
-        return self
+        return None
 
     def system_begin(self) -> None:
         self._mark(TurnBegin, "system")
