@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from octavo import limits
@@ -109,7 +108,7 @@ def render_chat(
     """The conversation by the model's template. With continue_final_message the text ends inside the last message."""
     if len(messages) > limits.MAX_MESSAGES:
         raise InvalidParameterError("messages", f"{len(messages)} messages", f"at most {limits.MAX_MESSAGES}")
-    variables = variables or {}
+    variables = dict(variables or {})
     taken = [name for name in variables if name in _OURS or not name.isidentifier() or name.startswith("_")]
     if taken:
         raise InvalidParameterError(
@@ -118,7 +117,10 @@ def render_chat(
     if continue_final_message and add_generation_prompt:
         raise InvalidParameterError("add_generation_prompt", True, "false with continue_final_message, or left out")
     opens = not continue_final_message if add_generation_prompt is None else add_generation_prompt
-    render = partial(state.tokenizer.apply_chat_template, add_generation_prompt=opens, **variables)
+
+    def render(messages: list[dict[str, Any]]) -> str:
+        return state.tokenizer.apply_chat_template(messages, add_generation_prompt=opens, **variables)
+
     return _until_last(render, messages) if continue_final_message else render(messages)
 
 
