@@ -74,6 +74,7 @@ MAX_PROMPTS = 64  # in one completion request
 MAX_REQUEST_SEQUENCES = 256  # prompts x n
 MAX_MESSAGES = 4096
 MAX_IGNORED_FIELDS_NAMED = 32
+MAX_QUEUED_SPANS = 2048  # traces that no collector has taken yet; beyond, the oldest are dropped
 MAX_DETOKENIZE_TOKENS = 1 << 20
 COMPLETION_MAX_TOKENS = 16  # of /v1/completions, when not given
 TGI_MAX_BEST_OF = 2

@@ -42,6 +42,8 @@ def other_value(name: str, default: Any) -> Any:
         return ["one", "two"]
     if "int" in kind:
         return 200 if default is None else max(default // 2, 1) + 1024 * (name == "max_body_bytes")
+    if name == "otlp_traces_endpoint":
+        return "http://collector:4318/v1/traces"
     return 7.5 if "float" in kind else "else"
 
 

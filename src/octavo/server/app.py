@@ -16,6 +16,7 @@ from octavo.server.exchange import Endpoint, Message, Receive, Send
 from octavo.server.metrics import Metrics
 from octavo.server.ops import Ops
 from octavo.server.state import RequestRecord, Scope, ServerState
+from octavo.server.tracing import Tracer, open_tracer
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -41,10 +42,11 @@ class Server:
     admission: Admission
     metrics: Metrics
     ops: Ops
+    tracer: Tracer | None
 
 
 def build(config: ServerConfig, engine: EngineClient) -> Server:
-    """Raises ConfigError for a key file that cannot be used."""
+    """Raises ConfigError for a key file that cannot be used, and for traces without what sends them."""
     from starlette.applications import Starlette
 
     from octavo.server import openai_routes, openapi, tgi_routes, tokenize_routes
@@ -58,6 +60,9 @@ def build(config: ServerConfig, engine: EngineClient) -> Server:
         timeouts=Timeouts(config.queue_timeout, config.first_token_timeout, config.request_timeout),
     )
     metrics = Metrics(engine, admission, config.model_names[0])
+    tracer = None
+    if config.otlp_traces_endpoint is not None:
+        tracer = open_tracer(config.otlp_traces_endpoint, config.model_names[0])
     state = ServerState(
         engine,
         config.model_names,
@@ -66,7 +71,7 @@ def build(config: ServerConfig, engine: EngineClient) -> Server:
         keep_alive=config.keep_alive_interval,
         max_concurrent_requests=config.max_concurrent_requests or config.max_num_seqs + config.max_queued_requests,
         admission=lambda scope, cost: Admit(admission, scope, cost),
-        observe=partial(_observe, metrics, config.log_requests),
+        observe=partial(_observe, metrics, tracer, config.log_requests),
         salt=(lambda scope, asked: asked) if config.share_prefix_cache else salt_of,
     )
     ops = Ops(engine, admission, metrics, config.stall_timeout / 2)
@@ -85,7 +90,7 @@ def build(config: ServerConfig, engine: EngineClient) -> Server:
         app = _with_cors(app, config.cors_origin)
     own = Starlette(routes=[ops.livez, ops.readyz, ops.metrics], exception_handlers=handlers)
     own.router.redirect_slashes = False
-    return Server(RequestIds(app), own, [*ops_routes, *surface_routes], state, admission, metrics, ops)
+    return Server(RequestIds(app), own, [*ops_routes, *surface_routes], state, admission, metrics, ops, tracer)
 
 
 def _with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:
@@ -122,8 +127,10 @@ def _is_token(text: bytes) -> bool:
     return text.translate(None, b"-_.:").isalnum()
 
 
-def _observe(metrics: Metrics, logs: bool, record: RequestRecord) -> None:
+def _observe(metrics: Metrics, tracer: Tracer | None, logs: bool, record: RequestRecord) -> None:
     metrics.observe(record)
+    if tracer is not None:
+        tracer.observe(record)
     if logs:
         requests_log.info("%s", record.route, extra={"octavo": facts_of(record)})
 

@@ -6,6 +6,7 @@ from, so that an error names the flag, the variable or the key.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -175,6 +176,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_requests: Annotated[
         bool, _set("--log-requests", "--enable-log-requests", help="Log a line for each request (never its content).")
     ] = False
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        _set(
+            "--otlp-traces-endpoint",
+            help="Send OpenTelemetry traces there, as OTLP over HTTP; needs pip install octavo[otel].",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -215,6 +223,8 @@ def _problem(name: str, value: Any) -> str | None:
             parse_bytes(name, value)
         except InvalidParameterError as error:
             return error.allowed
+    if name == "otlp_traces_endpoint" and value is not None and not re.fullmatch(r"https?://[^/\s]+\S*", value):
+        return "an address that begins with http:// or https://"
     if name == "api_key" and not all(map(_can_be_a_key, value)):
         return f"keys of 1 to {limits.MAX_API_KEY_CHARS} printable ASCII characters without blanks and commas"
     return None

@@ -105,6 +105,7 @@ async def running(state: ServerState, exchange: Exchange, generation: Generation
     cost = generation.cost(state.info.max_model_len)
     record.request_id, record.stream = generation.request_id, generation.stream
     record.sequences, record.prompt_tokens = cost.sequences, cost.prompt_tokens
+    record.params = generation.params[0]
     async with state.admission(exchange.scope, cost) as admitted:
         record.admitted = time.monotonic()
         streams: list[RequestStream] = []

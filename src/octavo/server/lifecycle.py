@@ -162,6 +162,8 @@ async def _serve(config: ServerConfig, main: list[socket.socket], ops: list[sock
             each.should_exit = True
         await asyncio.wait(serving, timeout=2 * _HURRY_SECONDS)
         server.state.close()
+        if server.tracer is not None:
+            server.tracer.close()
         log.info("the server has ended")
 
 

@@ -17,6 +17,7 @@ from octavo.errors import EngineUnavailableError
 if TYPE_CHECKING:
     from octavo.engine.client import EngineClient
     from octavo.engine.ipc import EngineInfo
+    from octavo.params import SamplingParams
     from octavo.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -74,6 +75,7 @@ class RequestRecord:
     finish_reasons: list[str] = field(default_factory=list)
     status: int = 0
     error_code: str | None = None
+    params: SamplingParams | None = None  # of its first prompt, once it is read
     disconnected: bool = False
 
     def saw_tokens(self, count: int) -> None:
