@@ -60,6 +60,7 @@ MAX_HEADERS = 100
 MAX_HEADER_BYTES = 16 << 10  # names and values of all headers of a request
 MAX_URL_BYTES = 4096
 MAX_PIPELINED_REQUESTS = 16  # sent on one connection before the first is answered
+MAX_PIPELINED_BYTES = 256 << 10  # likewise
 MAX_WRITE_BUFFER_BYTES = 64 << 10  # of one connection; beyond, its stream waits
 MAX_QUEUED_REQUESTS = 65_536
 MAX_RETRY_AFTER_SECONDS = 120

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ConfigError
+from octavo.logs import set_up_logging
 from octavo.server.config import ServerConfig
-from octavo.server.logs import set_up_logging
 
 if TYPE_CHECKING:
     import uvicorn
