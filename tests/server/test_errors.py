@@ -89,7 +89,7 @@ def test_every_kind_of_error_has_an_answer() -> None:
 
 @pytest.mark.parametrize("from_the_engine", [False, True])
 @pytest.mark.parametrize("name", ANSWERS)
-def test_each_error_has_its_status_and_its_words_in_both_surfaces(name: str, from_the_engine: bool) -> None:
+def test_i20_each_error_has_its_status_and_its_words_in_both_surfaces(name: str, from_the_engine: bool) -> None:
     kind = kinds()[name]
     error = EXAMPLES[kind] if kind in EXAMPLES else kind("the words of it")
     if from_the_engine:

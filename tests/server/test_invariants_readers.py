@@ -1,4 +1,4 @@
-"""Readers of streams: fast, slow, stalled, gone; none costs more than its bound, none is blamed for what it did not do."""
+"""Readers of streams: fast, slow, stalled, gone; none costs more than its bound, none is cut off unduly."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ async def until(condition: Any, seconds: float = 20.0) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_streams_get_the_same_tokens_whatever_ends_the_engine(folder: Path, number: int, new_loop: Any) -> None:
+def test_i24_streams_get_the_same_tokens_whatever_ends_the_engine(folder: Path, number: int, new_loop: Any) -> None:
     async def main() -> None:
         async with open_client(folder, faults=SLOW, stall_seconds=1.0) as client:
             expected = await answers(client, CASES)
@@ -131,7 +131,7 @@ def test_streams_are_kept_alive_while_the_engine_is_away(folder: Path) -> None:
     asyncio.run(main())
 
 
-def test_an_idle_engine_that_is_stopped_is_found_without_a_request(folder: Path) -> None:
+def test_i25_an_idle_engine_that_is_stopped_is_found_without_a_request(folder: Path) -> None:
     async def main() -> None:
         async with open_client(folder, stall_seconds=0.5) as client:
             hit(client, signal.SIGSTOP)
@@ -157,7 +157,7 @@ def test_requests_that_come_while_the_engine_is_away_wait_for_it(folder: Path) -
 
 
 @pytest.mark.parametrize("how", ["segv", "exit", "raise", "kill", "hang", "stop"])
-def test_a_poison_request_gets_its_error_and_harms_nobody(folder: Path, how: str) -> None:
+def test_i25_i29_a_poison_request_gets_its_error_and_harms_nobody(folder: Path, how: str) -> None:
     async def main() -> None:
         faults = {**SLOW, "poison": POISON, "how": how}
         async with open_client(folder, faults=faults, stall_seconds=0.6) as client:
@@ -179,7 +179,7 @@ def test_a_poison_request_gets_its_error_and_harms_nobody(folder: Path, how: str
     asyncio.run(main())
 
 
-def test_a_crash_loop_ends_down_with_a_reason_and_wellformed_errors(folder: Path, tmp_path: Path) -> None:
+def test_i28_a_crash_loop_ends_down_with_a_reason_and_wellformed_errors(folder: Path, tmp_path: Path) -> None:
     async def main() -> None:
         doomed = tmp_path / "doomed"
         async with open_client(folder, faults={"doomed": str(doomed)}) as client:
@@ -252,7 +252,7 @@ def test_bad_requests_get_the_validators_words_and_the_rest_go_on(folder: Path) 
     asyncio.run(main())
 
 
-def test_cancelling_at_any_moment_frees_everything(folder: Path) -> None:
+def test_i21_cancelling_at_any_moment_frees_everything(folder: Path) -> None:
     async def main() -> None:
         async with open_client(folder, faults=SLOW) as client:
             expected = await answers(client, CASES[:4])
@@ -382,7 +382,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_the_engine_is_gone_when_its_parent_is_killed(folder: Path, busy: bool) -> None:
+def test_i26_the_engine_is_gone_when_its_parent_is_killed(folder: Path, busy: bool) -> None:
     """Idle, and in the middle of a step."""
     variables = {**environment(), VARIABLE: json.dumps({"step_seconds": 0.5 if busy else 0.0})}
     command = [sys.executable, "-c", PARENT, str(folder), clients.FAULTY]
@@ -402,6 +402,6 @@ def test_the_engine_is_gone_when_its_parent_is_killed(folder: Path, busy: bool) 
         time.sleep(0.02)
 
 
-def test_chaos_changes_no_bit_and_leaves_nothing_behind(folder: Path) -> None:
-    report = asyncio.run(chaos.run(folder, kills=4, stops=1, seed=2))
-    assert (report.rounds, report.streams) == (5, 80)
+def test_i24_chaos_changes_no_bit_and_leaves_nothing_behind(folder: Path) -> None:
+    report = asyncio.run(chaos.run(folder, kills=4, stops=1, poisons=1, seed=2))
+    assert (report.rounds, report.streams, report.poisoned) == (6, 96, 1)

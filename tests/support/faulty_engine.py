@@ -2,20 +2,24 @@
 
 step_seconds: each step takes that much longer. poison: a step that reads these token ids in a row ends the process by
 `how`: "segv", "exit", "raise", "kill", "hang" or "stop". doomed: a file; while it is there any step ends the process.
-other: a file; while it is there the arithmetic has another name.
+other: a file; while it is there the arithmetic has another name. babble: a file; while it is there each step sends
+random frames, with the file's text as the seed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from octavo.engine import process
+from octavo.engine import ipc, process
 from octavo.engine.ipc import EngineOptions
 from octavo.engine.opening import OpenedEngine
 
@@ -35,6 +39,20 @@ def _fail(how: str) -> None:
             os.kill(os.getpid(), {"segv": signal.SIGSEGV, "kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
 
 
+def _babble(seed: str) -> None:
+    """Steps with damaged bytes, then bytes that are nothing, into the socket of this process."""
+    source = random.Random(seed)
+    connection = socket.socket(fileno=os.dup(int(sys.argv[sys.argv.index("--fd") + 1])))
+    token = ipc.Token(0, 0, 5, "a")
+    step = ipc.encode(ipc.Step(ipc.Counters(), [ipc.Update(1_000_000, [token])]))[4:]
+    with connection, suppress(OSError):
+        for _ in range(200):
+            body = bytearray(step if source.random() < 0.5 else source.randbytes(source.randrange(1, 60)))
+            body[source.randrange(len(body))] = source.randrange(256)
+            connection.sendall(len(body).to_bytes(4, "big") + body)
+        connection.sendall(source.randbytes(1000))
+
+
 def open_faulty(options: EngineOptions) -> OpenedEngine:
     faults = json.loads(os.environ[VARIABLE])
     opened = process.open_by_options(options)
@@ -45,6 +63,8 @@ def open_faulty(options: EngineOptions) -> OpenedEngine:
         time.sleep(faults.get("step_seconds", 0))
         if "doomed" in faults and Path(faults["doomed"]).exists():
             os._exit(4)
+        if "babble" in faults and Path(faults["babble"]).exists():
+            _babble(Path(faults["babble"]).read_text())
         if "poison" in faults and str(faults["poison"])[1:-1] in str(list(batch.token_ids)):
             _fail(faults["how"])
         return step(batch, sampling)

@@ -222,6 +222,6 @@ def unsafe_uses(tree: ast.Module) -> list[str]:
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve"}
 
 
-def test_no_pickle_eval_or_exec() -> None:
+def test_i37_no_pickle_eval_or_exec() -> None:
     assert [(name, uses) for name, tree in modules() if (uses := unsafe_uses(tree))] == []
     assert unsafe_uses(ast.parse("import pickle\nfrom marshal import loads\neval('1')\nload(p, allow_pickle=True)"))
