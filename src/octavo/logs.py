@@ -86,7 +86,7 @@ class FewAlike(logging.Filter):
 
 
 def set_up_logging(level: str, form: str, process: str = "") -> None:
-    """`process`: shown in each line. What ends the process unforeseen is logged as well."""
+    """`process`: shown in each line."""
     handler = _Lines()
     shown = f"{process}: " if process else ""
     handler.setFormatter(_Json(process) if form == "json" else _Plain(f"%(asctime)s %(levelname)s {shown}%(message)s"))

@@ -159,6 +159,6 @@ class ServerState:
         return await asyncio.get_running_loop().run_in_executor(threads, lambda: function(*args, **kwargs))
 
     def close(self) -> None:
-        """Ends the threads once what they do is done."""
-        self.short_threads.shutdown()
-        self.long_threads.shutdown()
+        """What the threads are at they finish, unless the process ends before; the rest is not begun."""
+        self.short_threads.shutdown(wait=False, cancel_futures=True)
+        self.long_threads.shutdown(wait=False, cancel_futures=True)
