@@ -3,7 +3,7 @@
 step_seconds: each step takes that much longer. poison: a step that reads these token ids in a row ends the process by
 `how`: "segv", "exit", "raise", "kill", "hang" or "stop". doomed: a file; while it is there any step ends the process.
 other: a file; while it is there the arithmetic has another name. babble: a file; while it is there each step sends
-random frames, with the file's text as the seed.
+random frames, with the file's text as the seed. egress: a file for what record_egress sees.
 """
 
 from __future__ import annotations
@@ -24,6 +24,24 @@ from octavo.engine.ipc import EngineOptions
 from octavo.engine.opening import OpenedEngine
 
 VARIABLE = "OCTAVO_TEST_FAULTS"
+
+
+_EGRESS = ("socket.connect", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo", "socket.gethostbyname")
+
+
+def record_egress(path: str) -> None:
+    """Writes down whenever this process looks a name up or connects to something."""
+
+    def look(event: str, arguments: Any) -> None:
+        if event in _EGRESS or event.startswith(("http.", "urllib.", "ftplib.")):
+            write(f"{event} {arguments[1:]!r}")
+
+    def write(line: str) -> None:
+        os.write(file, f"{line}\n".encode())
+
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    write("recording")
+    sys.addaudithook(look)
 
 
 def _fail(how: str) -> None:
@@ -77,4 +95,6 @@ def open_faulty(options: EngineOptions) -> OpenedEngine:
 
 if __name__ == "__main__":
     sys.argv[0] = "faulty_engine"
+    if recorded := json.loads(os.environ[VARIABLE]).get("egress"):
+        record_egress(recorded)
     process.main(open_faulty)

@@ -134,6 +134,8 @@ def main() -> None:
     from octavo.cli.main import main as octavo
     from octavo.engine import client
 
+    if recorded := json.loads(os.environ[faulty_engine.VARIABLE]).get("egress"):
+        faulty_engine.record_egress(recorded)
     client.EngineClient = partial(client.EngineClient, module=FAULTY)  # type: ignore[misc, assignment]
     octavo()
 
