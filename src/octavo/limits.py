@@ -56,6 +56,7 @@ MAX_STREAM_TOKENS = 1024  # delivered by the engine and not yet read by the clie
 MAX_BODY_BYTES = 4 << 20  # of a request, unless the operator sets another bound
 MAX_BODY_BYTES_SETTING = 64 << 20
 MAX_DISCARDED_BYTES = 64 << 20  # of a body that was refused, read so that the client gets to the refusal
+MAX_ARRIVING_BYTES = 256 << 20  # of all bodies that are not complete; short ones may still come beyond it
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 16 << 10  # names and values of all headers of a request
 MAX_URL_BYTES = 4096

@@ -27,13 +27,12 @@ Scope = MutableMapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RequestCost:
-    """What admission weighs. prompt_tokens, max_tokens: of all prompts and outputs; sequences: prompts x n.
+    """What admission weighs. prompt_tokens: of all prompts; sequences: prompts x n.
 
     The timeouts are seconds that the body asks for; None: it does not.
     """
 
     prompt_tokens: int
-    max_tokens: int
     sequences: int
     queue_timeout: float | None = None
     first_token_timeout: float | None = None
