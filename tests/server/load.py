@@ -3,6 +3,7 @@
 `python -m tests.server.load` (`make load`): 64 streams of smollm2 for 10 minutes through `octavo serve`, half of them
 greedy; a quarter of the clients leave at a random moment. Every greedy answer that is read to its end is compared with
 the first answer to the same prompt. Memory of both processes, descriptors and KV blocks are sampled all the while.
+Before that, the bounds that are promised in seconds: see load_limits.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import json
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +47,15 @@ class Report:
         return f"{self.seconds:.0f} s, {self.tokens / self.seconds:.0f} tok/s; {counts}; medians of thirds: {flat}"
 
 
-async def run(server: Served, *, streams: int, seconds: float, seed: int = 0, sample_seconds: float = 0.5) -> Report:
+async def run(
+    server: Served,
+    *,
+    streams: int,
+    seconds: float,
+    seed: int = 0,
+    sample_seconds: float = 0.5,
+    after_sample: Callable[[], None] = lambda: None,
+) -> Report:
     """Raises AssertionError for an answer that differs, a status that is not 200, or anything that grows or stays."""
     source, report, known = random.Random(seed), Report(), {}
     begin = time.monotonic()
@@ -57,6 +68,7 @@ async def run(server: Served, *, streams: int, seconds: float, seed: int = 0, sa
         await asyncio.wait(clients, timeout=sample_seconds)
         if time.monotonic() < begin + seconds:
             report.samples.append(await _sample(server))
+            after_sample()
     await asyncio.gather(*clients)
     report.seconds = time.monotonic() - begin
     after = await metrics(server)
@@ -163,17 +175,35 @@ async def assert_idle(server: Served, seconds: float = 5.0) -> None:
 
 
 def main() -> int:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from octavo.weights.sources import resolve_model
+    from tests.server import load_limits
+    from tests.support.tiny_llm import write_tiny_llm
+
     parser = argparse.ArgumentParser(prog="python -m tests.server.load", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--streams", type=int, default=64)
     arguments = parser.parse_args()
-    from octavo.weights.sources import resolve_model
+    seconds = 60 * arguments.minutes
+    with Progress(console=Console(stderr=True)) as progress:
+        limits = progress.add_task("bounds in seconds", total=load_limits.CHECKS)
+        with tempfile.TemporaryDirectory() as folder:
+            findings = load_limits.run(write_tiny_llm(Path(folder)), told=lambda _: progress.advance(limits))
+        time_left = progress.add_task(f"{arguments.streams} streams", total=seconds)
+        with served(resolve_model("smollm2"), "--kv-memory", "256MiB", "--threads", "2") as server:
+            begin = time.monotonic()
 
-    with served(resolve_model("smollm2"), "--kv-memory", "256MiB", "--threads", "2") as server:
-        report = asyncio.run(run(server, streams=arguments.streams, seconds=60 * arguments.minutes))
-        assert server.end() == 0
+            def advance() -> None:
+                progress.update(time_left, completed=time.monotonic() - begin)
+
+            report = asyncio.run(run(server, streams=arguments.streams, seconds=seconds, after_sample=advance))
+            assert server.end() == 0
+    for finding in findings:
+        print(("kept: " if finding.kept else "NOT KEPT: ") + finding.text)
     print(report)
-    return 0
+    return 0 if all(finding.kept for finding in findings) else 1
 
 
 if __name__ == "__main__":
