@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
+import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +15,7 @@ import pytest
 
 from octavo.params import SamplingParams
 from tests.support.live_server import LiveServer, serve
+from tests.support.served import served
 from tests.support.sse import read_openai
 from tests.support.tiny_llm import write_tiny_llm
 
@@ -155,6 +160,36 @@ def test_every_field_of_the_sampling_parameters_comes_to_the_engine(live: LiveSe
             assert response.json()["usage"]["prompt_tokens"] == min(9, response.json()["usage"]["prompt_tokens"])
     finally:
         engine.submit = submit  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(("policy", "order"), [("priority", [1, 2, 0]), ("fcfs", [0, 1, 2])])
+def test_a_lower_priority_is_served_first_where_the_server_goes_by_it(
+    tmp_path: Path, policy: str, order: list[int]
+) -> None:
+    flags = ("--policy", policy, "--max-num-seqs", "1")
+    ends: list[int] = []
+    with served(write_tiny_llm(tmp_path / "tiny"), *flags, faults={"step_seconds": 0.05}) as server:
+
+        def ask(i: int, priority: int) -> None:
+            server.ask("/v1/completions", {"prompt": "hi", "max_tokens": 1, "priority": priority})
+            ends.append(i)
+
+        first = server.connect()  # runs as long as it is wanted, so that the others wait
+        body = {"prompt": "hi", "max_tokens": 240, "ignore_eos": True, "priority": -9, "stream": True}
+        first.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        running = first.getresponse()
+        assert running.readline().startswith(b"data: ")
+        threads = [threading.Thread(target=ask, args=each) for each in enumerate((7, -2, 3))]
+        for i, thread in enumerate(threads, 1):
+            thread.start()
+            while b"octavo_num_requests_waiting %d.0" % i not in server.ask("/metrics").body:
+                assert thread.is_alive()
+                time.sleep(0.01)
+        running.close()
+        first.close()
+        for thread in threads:
+            thread.join()
+    assert ends == order
 
 
 @pytest.mark.parametrize("name", ["tgi", "dummy", "", None, "tiny"])

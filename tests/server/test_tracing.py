@@ -190,7 +190,8 @@ def test_without_the_extra_the_setting_is_refused_with_what_to_install() -> None
     assert "pip install 'octavo[otel]'" in result.stderr
 
 
-@pytest.mark.parametrize("url", ["localhost:4318", "grpc://x:4317", "http://", "http://x y", ""])
+@pytest.mark.parametrize("url", ["localhost:4318", "grpc://x:4317", "http://", "http://x y", "", "http://me:s3cret@x"])
 def test_an_endpoint_that_is_no_http_address_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="--otlp-traces-endpoint"):
+    with pytest.raises(ConfigError, match="--otlp-traces-endpoint") as error:
         load_config({"otlp_traces_endpoint": url})
+    assert "s3cret" not in str(error.value)

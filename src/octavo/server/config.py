@@ -223,8 +223,8 @@ def _problem(name: str, value: Any) -> str | None:
             parse_bytes(name, value)
         except InvalidParameterError as error:
             return error.allowed
-    if name == "otlp_traces_endpoint" and value is not None and not re.fullmatch(r"https?://[^/\s]+\S*", value):
-        return "an address that begins with http:// or https://"
+    if name == "otlp_traces_endpoint" and value is not None and not re.fullmatch(r"https?://[^/\s@]+(/\S*)?", value):
+        return "an address that begins with http:// or https://; a password for it goes in OTEL_EXPORTER_OTLP_HEADERS"
     if name == "api_key" and not all(map(_can_be_a_key, value)):
         return f"keys of 1 to {limits.MAX_API_KEY_CHARS} printable ASCII characters without blanks and commas"
     return None
@@ -237,7 +237,8 @@ def _can_be_a_key(text: str) -> bool:
 
 
 def _shown(source: str, name: str, value: Any) -> str:
-    return source if settings()[name][0].secret else f"{source}={value!r}"
+    is_secret = settings()[name][0].secret or re.search("://[^/]*@", str(value))  # a key, or an address with a password
+    return source if is_secret else f"{source}={value!r}"
 
 
 @cache
