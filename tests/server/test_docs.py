@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from octavo import limits
+from octavo.server.admission import Admission
 from octavo.server.config import flag_options
 from tests.support.full_server import FullServer, full_server
 from tests.support.llms import environment
@@ -82,6 +83,14 @@ def test_the_metrics_in_the_page_are_those_served(tmp_path: Path) -> None:
     with full_server(write_tiny_llm(tmp_path)) as full:
         served_names = names(full)
     assert told == {name for name in served_names if not name.startswith("octavo_process_")}
+
+
+def test_the_reasons_of_refusals_in_the_page_are_those_counted() -> None:
+    text = (DOCS / "operations.md").read_text(encoding="utf-8")
+    told = re.search(r"`octavo_admission_rejections_total{reason}` \| refused: (.*) \|", text)
+    assert told is not None
+    reasons = re.sub(r" \(.*?\)", "", told[1]).split(", ")
+    assert reasons == list(Admission(max_queued_requests=1, max_queued_tokens=1).refused)
 
 
 def names(full: FullServer) -> set[str]:
