@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import time
 from dataclasses import dataclass
@@ -75,12 +76,16 @@ def build(config: ServerConfig, engine: EngineClient) -> Server:
         salt=(lambda scope, asked: asked) if config.share_prefix_cache else salt_of,
     )
     ops = Ops(engine, admission, metrics, config.stall_timeout / 2)
+    state.problem = ops.problem
     surfaces = (openai_routes, tgi_routes, tokenize_routes, openapi)
     surface_routes = [route for surface in surfaces for route in surface.routes(state)]
     for route in surface_routes:
         if isinstance(route.app, Endpoint):
             route.app = Door(route.app, state, admission)
     ops_routes = ops.routes()
+    own_routes = [ops.livez, ops.readyz, ops.metrics]
+    for route in (*ops_routes, *surface_routes, *own_routes):
+        _match_to_the_end(route)
     public = [route for route in ops_routes if route.path == "/livez"]
     handlers = fallback_handlers()
     main = Starlette(routes=[*ops_routes, *surface_routes], exception_handlers=handlers)
@@ -88,9 +93,15 @@ def build(config: ServerConfig, engine: EngineClient) -> Server:
     app: ASGIApp = Guard(main, keys, public)
     if config.cors_origin:
         app = _with_cors(app, config.cors_origin)
-    own = Starlette(routes=[ops.livez, ops.readyz, ops.metrics], exception_handlers=handlers)
+    own = Starlette(routes=own_routes, exception_handlers=handlers)
     own.router.redirect_slashes = False
     return Server(RequestIds(app), own, [*ops_routes, *surface_routes], state, admission, metrics, ops, tracer)
+
+
+def _match_to_the_end(route: Route) -> None:
+    """Starlette's patterns end with $, which a line break may follow."""
+    assert route.path_regex.pattern.endswith("$")
+    route.path_regex = re.compile(route.path_regex.pattern[:-1] + r"\Z")
 
 
 def _with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:

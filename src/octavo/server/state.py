@@ -104,8 +104,8 @@ class ServerState:
     """model_names: what clients may call the model; the first is what answers say.
 
     admission: entered before a request is submitted, left when it is over; raises OverloadedError, DrainingError or
-    DeadlineError. observe: gets each request's record. salt: the cache salt of a request, from who asks and what the
-    body asks for.
+    DeadlineError. observe: gets each request's record. problem: why no request should be sent here now; None: it is
+    ready. salt: the cache salt of a request, from who asks and what the body asks for.
     """
 
     engine: EngineClient
@@ -116,6 +116,7 @@ class ServerState:
     max_concurrent_requests: int = limits.MAX_BATCH_SEQUENCES
     admission: Admission = _admit_all
     observe: Callable[[RequestRecord], None] = lambda record: None
+    problem: Callable[[], tuple[str, str] | None] = lambda: None
     salt: Callable[[Scope, str | None], str | None] = lambda scope, asked: asked
     short_threads: ThreadPoolExecutor = field(default_factory=_threads("octavo-text", 2))
     long_threads: ThreadPoolExecutor = field(default_factory=_threads("octavo-long-text", 1))
