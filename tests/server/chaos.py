@@ -2,7 +2,7 @@
 
 `python -m tests.server.chaos` (`make chaos`): 50 × kill -9 and 20 × SIGSTOP under 16 streams, greedy and sampled, a
 second or two a round; in half of the rounds the engine that comes next is killed as well. In 5 rounds more, one request
-among the streams crashes any engine that runs it.
+among the streams crashes any engine that runs it. Then the server itself is ended: see chaos_server.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 from octavo.engine.client import EngineClient, EngineState
 from octavo.errors import RequestFailedError
 from octavo.params import SamplingParams
+from tests.server import chaos_server
 from tests.support import clients
 from tests.support.clients import Heard, answers, assert_idle, hear, is_running, mixed_cases, open_client, submit_all
 from tests.support.tiny_llm import write_tiny_llm
@@ -198,6 +199,8 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--stops", type=int, default=20)
     parser.add_argument("--poisons", type=int, default=5)
+    parser.add_argument("--terms", type=int, default=50)
+    parser.add_argument("--server-kills", type=int, default=20)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
@@ -208,7 +211,11 @@ def main() -> int:
         model = write_tiny_llm(Path(folder) / "model")
         counts = {"kills": given.kills, "stops": given.stops, "poisons": given.poisons, "streams": given.streams}
         report = asyncio.run(run(model, **counts, seed=given.seed, after_round=lambda: progress.advance(task)))
+        task = progress.add_task("the server is ended", total=given.terms + given.server_kills)
+        ends = {"terms": given.terms, "kills": given.server_kills}
+        ended = chaos_server.run(model, **ends, seed=given.seed, after_round=lambda: progress.advance(task))
     print(report)
+    print(ended)
     return 0
 
 

@@ -28,7 +28,7 @@ from octavo.errors import (
     RequestFailedError,
 )
 from octavo.params import SamplingParams
-from tests.server import chaos
+from tests.server import chaos, chaos_server
 from tests.support import clients
 from tests.support.clients import Heard, answers, assert_idle, hear, is_running, mixed_cases, open_client, submit_all
 from tests.support.faulty_engine import VARIABLE
@@ -382,6 +382,11 @@ def test_i26_the_engine_is_gone_when_its_parent_is_killed(folder: Path, busy: bo
     while is_running(pid):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_i26_i27_a_server_that_is_ended_at_any_moment_tells_its_clients_and_leaves_nothing(folder: Path) -> None:
+    report = chaos_server.run(folder, terms=2, kills=1, seed=3)
+    assert (len(report.drained), len(report.hurried), len(report.orphans)) == (1, 1, 1)
 
 
 def test_i24_chaos_changes_no_bit_and_leaves_nothing_behind(folder: Path) -> None:
