@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from octavo.errors import ModelFileError as ModelFileError
     from octavo.errors import ModelNotFoundError as ModelNotFoundError
     from octavo.errors import OctavoError as OctavoError
+    from octavo.errors import QueueFullError as QueueFullError
     from octavo.errors import RequestFailedError as RequestFailedError
     from octavo.errors import UnsupportedModelError as UnsupportedModelError
     from octavo.outputs import CompletionOutput as CompletionOutput
@@ -47,6 +48,7 @@ _HOME = {
     "UnsupportedModelError": "octavo.errors",
     "ChatTemplateError": "octavo.errors",
     "CapacityError": "octavo.errors",
+    "QueueFullError": "octavo.errors",
     "RequestFailedError": "octavo.errors",
     "EngineClosedError": "octavo.errors",
 }
