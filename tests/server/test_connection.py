@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from octavo import limits
+from octavo.logs import set_up_logging
 from tests.support.full_server import FullServer, completion_request, full_server, read_all, read_answer
 from tests.support.tiny_llm import write_tiny_llm
 
@@ -21,6 +24,14 @@ GET = b"GET /livez HTTP/1.1\r\nhost: x\r\n"
 def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FullServer]:
     times = {"header_timeout": 0.4, "body_timeout": 0.6, "idle_timeout": 0.5, "slow_client_timeout": 0.5}
     with full_server(write_tiny_llm(tmp_path_factory.mktemp("tiny")), max_body_bytes=BODY, **times) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def slow(full: FullServer) -> Iterator[FullServer]:
+    """A step takes 10 ms."""
+    times = {"header_timeout": 0.2, "body_timeout": 0.3, "idle_timeout": 0.5}
+    with full_server(Path(full.engine.options.model), faults={"step_seconds": 0.01}, **times) as server:
         yield server
 
 
@@ -178,7 +189,9 @@ def test_pipelined_requests_are_answered_in_order_and_only_so_many(full: FullSer
     assert b'"completion_tokens":2' in bodies[2]
     with full.raw() as connection:
         connection.sendall(completion_request(max_tokens=200) + (GET + b"\r\n") * (limits.MAX_PIPELINED_REQUESTS + 5))
-        assert read_all(connection).count(b"HTTP/1.1 ") <= 1
+        answers = read_all(connection)
+    assert answers.count(b"HTTP/1.1 200") == 1 + limits.MAX_PIPELINED_REQUESTS
+    assert b"HTTP/1.1 400" in answers[answers.rindex(b"HTTP/1.1 ") :]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -196,12 +209,131 @@ def test_i21_a_client_that_leaves_is_noticed(full: FullServer, stream: bool, how
     full.wait_until(lambda: len(full.records) > count)
 
 
-def test_garbage_behind_a_request_ends_it_without_mixing_into_the_answer(full: FullServer) -> None:
+@pytest.mark.parametrize(("stream", "how"), [(False, "close"), (True, socket.SHUT_WR)])
+@pytest.mark.parametrize(
+    "behind",
+    [
+        pytest.param([GET + b"\r\n"], id="with a request"),
+        pytest.param([b"", GET + b"\r\n"], id="then a request"),
+        pytest.param([b"", completion_request(max_tokens=2)[:-3]], id="then part of a request"),
+        pytest.param([b"", b"GET / HT"], id="then part of a head"),
+        pytest.param([completion_request(prompt=" " * 3000)] * 12, id="then much more"),
+        pytest.param([b"", b" " * 2 * limits.MAX_PIPELINED_BYTES], id="then too much"),
+        pytest.param([b"", b"\r\n"], id="then an empty line"),
+        pytest.param([b"", b"\0 garbage\r\n\r\n"], id="then garbage"),
+    ],
+)
+def test_i21_a_client_that_leaves_is_noticed_whatever_it_sent_before(
+    slow: FullServer, stream: bool, behind: list[bytes], how: object
+) -> None:
+    count = len(slow.records)
+    with slow.raw() as connection:
+        connection.sendall(completion_request(max_tokens=240, stream=stream) + behind[0])  # 2.4 seconds
+        slow.wait_until(lambda: slow.server.admission.inside == 1 and slow.engine.stats.running == 1)
+        for data in behind[1:]:
+            time.sleep(0.02)
+            connection.sendall(data)
+        time.sleep(0.1)
+        assert len(slow.records) == count
+        if isinstance(how, int):
+            connection.shutdown(how)
+            slow.wait_until(lambda: slow.server.admission.inside == 0, 1.0)
+    slow.wait_until(lambda: slow.server.admission.inside == 0, 1.0)
+    assert slow.records[count].disconnected
+    assert all(record.disconnected for record in slow.records[count:])
+
+
+@pytest.mark.parametrize(("stream", "pause"), [(False, 0.0), (True, 0.1)])
+@pytest.mark.parametrize(
+    ("behind", "status"),
+    [
+        pytest.param(b"\x00\x01 garbage\r\n\r\n", 400, id="garbage"),
+        pytest.param(b"GET /livez HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n", 400, id="two hosts"),
+        pytest.param(b"GET /" + b"a" * 2 * limits.MAX_URL_BYTES + b" HTTP/1.1\r\n\r\n", 414, id="long URL"),
+        pytest.param(b"GET /livez HT", 408, id="half a head"),
+        pytest.param(completion_request(max_tokens=2)[:-3], 408, id="half a body"),
+        pytest.param(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400, id="bad body"),
+        pytest.param(b" " * 2 * limits.MAX_PIPELINED_BYTES, 400, id="too much"),
+        pytest.param(b"\r\n", 200, id="an empty line"),
+        pytest.param(b"\r\n\r\n" + GET + b"\r\n", 200, id="empty lines and a request"),
+        pytest.param(GET + b"\r\n" + GET + b"\r\n" + b"\x00\x01 garbage\r\n\r\n", 400, id="requests, then garbage"),
+        pytest.param(GET + b"\r\n" + completion_request(max_tokens=2), 200, id="requests"),
+    ],
+)
+def test_what_comes_behind_a_request_does_not_touch_its_answer_and_is_answered_after_it(
+    slow: FullServer, stream: bool, pause: float, behind: bytes, status: int
+) -> None:
+    """However long the answer takes, here longer than a header and a body may."""
+    with slow.raw() as connection:
+        request = completion_request(max_tokens=60, stream=stream)  # 0.6 seconds
+        if pause:
+            connection.sendall(request)
+            time.sleep(pause)
+            request = b""
+        connection.sendall(request + behind)
+        answers = read_all(connection).split(b"HTTP/1.1 ")[1:]
+    assert answers[0].startswith(b"200 ")
+    assert (b"data: [DONE]" if stream else b'"completion_tokens":60') in answers[0]
+    if status == 200:
+        wanted = [b"200"] * (behind.count(GET) + behind.count(b"POST"))
+    else:
+        wanted = [b"200"] * behind.count(GET + b"\r\n") + [b"%d" % status]
+    assert [answer[:3] for answer in answers[1:]] == wanted
+
+
+def test_a_request_in_parts_behind_another_has_its_whole_time(slow: FullServer) -> None:
+    with slow.raw() as connection:
+        second = completion_request(max_tokens=2)
+        connection.sendall(completion_request(max_tokens=60) + second[:-10])
+        assert read_answer(connection).status == 200
+        time.sleep(0.15)
+        connection.sendall(second[-10:])
+        assert read_answer(connection).json["usage"]["completion_tokens"] == 2
+
+
+def test_an_empty_line_does_not_shorten_the_time_a_connection_is_kept(full: FullServer) -> None:
+    kept = full_server(Path(full.engine.options.model), header_timeout=0.2, idle_timeout=1.5)
+    with kept as server, server.raw() as connection:
+        connection.sendall(GET + b"\r\n\r\n")
+        assert read_answer(connection).status == 200
+        connection.sendall(b"\r\n")
+        time.sleep(0.6)
+        connection.sendall(GET + b"\r\n")
+        assert read_answer(connection).status == 200
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("keep", [b"", b"connection: keep-alive\r\n"])
+def test_a_client_of_http_1_0_gets_no_chunks(full: FullServer, version: str, stream: bool, keep: bytes) -> None:
+    request = completion_request(max_tokens=5, stream=stream, seed=1)
     with full.raw() as connection:
-        connection.sendall(completion_request(max_tokens=200, stream=True))
-        connection.recv(100)
-        connection.sendall(b"\x00\x01 garbage\r\n\r\n")
-        assert b"HTTP/1.1 400" not in read_all(connection)
+        connection.sendall(request.replace(b"HTTP/1.1\r\n", b"HTTP/" + version.encode() + b"\r\n" + keep))
+        if version == "1.1":
+            assert (read_answer(connection).headers.get("transfer-encoding") == "chunked") is stream
+            return
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    whole = full.ask("/v1/completions", json.loads(request.partition(b"\r\n\r\n")[2])).body
+    assert texts_of(body) == texts_of(whole)
+    assert body.count(b"[DONE]") == stream
+
+
+def texts_of(body: bytes) -> list[str]:
+    return re.findall(r'"text":"[^"]*"', body.decode())
+
+
+def test_malformed_requests_cannot_fill_the_log(full: FullServer, capfd: pytest.CaptureFixture[str]) -> None:
+    set_up_logging("info", "plain")
+    for _ in range(200):
+        assert exchange(full, b"\x00\x01 garbage\r\n\r\n") == 400
+        assert (
+            exchange(full, b"GET /livez HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n")
+            == 200
+        )
+    assert len(capfd.readouterr().err.splitlines()) < 100
 
 
 def test_i22_a_reader_that_stalls_costs_bounded_memory_and_is_cut_off(full: FullServer) -> None:

@@ -68,7 +68,7 @@ def test_a_length_over_the_cap_is_refused_before_its_bytes_are_there(monkeypatch
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_are_a_typed_error_or_a_message(body: bytes) -> None:
+def test_i37_random_bytes_are_a_typed_error_or_a_message(body: bytes) -> None:
     for decode in (ipc.decode_to_engine, ipc.decode_from_engine):
         with suppress(FrameError):
             assert isinstance(decode(body), msgspec.Struct)
@@ -161,7 +161,7 @@ def served(tmp_path: Path) -> Iterator[Peer]:
             thread.join(10)
 
 
-def test_random_frames_do_not_stop_the_engine(tmp_path: Path) -> None:
+def test_i37_random_frames_do_not_stop_the_engine(tmp_path: Path) -> None:
     source = random.Random(5)
     submit = msgspec.msgpack.encode(TO_ENGINE[1])
     bodies = []
@@ -317,7 +317,7 @@ def test_no_request_is_lost_or_on_board_twice(actions: list[str], source: random
     assert aboard == set(alive) == set(replay.entries)
 
 
-def test_down_after_more_than_three_crashes_in_a_minute_without_a_token() -> None:
+def test_i28_down_after_more_than_three_crashes_in_a_minute_without_a_token() -> None:
     log = CrashLog()
     assert [log.crashed(time) for time in (0, 1, 2, 3)] == [False, False, False, True]
     log = CrashLog()

@@ -179,7 +179,7 @@ def bombs() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", bombs())
-def test_a_bomb_is_refused_at_once_and_slows_nobody_down(http: httpx.Client, name: str) -> None:
+def test_i35_a_bomb_is_refused_at_once_and_slows_nobody_down(http: httpx.Client, name: str) -> None:
     begin = time.process_time()
     headers = {"content-type": "application/json"}
     refused(http.post("/v1/completions", content=bombs()[name], headers=headers), 400)
@@ -187,7 +187,7 @@ def test_a_bomb_is_refused_at_once_and_slows_nobody_down(http: httpx.Client, nam
     assert http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1}).status_code == 200
 
 
-def test_nesting_is_allowed_up_to_the_limit(http: httpx.Client) -> None:
+def test_i36_nesting_is_allowed_up_to_the_limit(http: httpx.Client) -> None:
     inside = limits.MAX_JSON_DEPTH - 1
     body = b'{"prompt":"x","max_tokens":1,"u":' + b"[" * inside + b"]" * inside + b"}"
     assert http.post("/v1/completions", content=body, headers={"content-type": "application/json"}).status_code == 200
@@ -265,7 +265,7 @@ def test_tokenize_and_detokenize_are_each_others_inverse(http: httpx.Client) -> 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_away_ends_its_request_within_a_few_steps(tmp_path: Path, stream: bool) -> None:
+def test_i21_a_client_that_goes_away_ends_its_request_within_a_few_steps(tmp_path: Path, stream: bool) -> None:
     with serve(write_tiny_llm(tmp_path / "tiny"), faults={"step_seconds": 0.05}) as live:
         ask = {"prompt": ["hi", "you"], "max_tokens": 200, "n": 4, "ignore_eos": True, "stream": stream}
         body = json.dumps(ask).encode()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +16,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo import __version__
-from octavo.engine.client import EngineState
+from octavo.engine.client import EngineClient, EngineState
+from octavo.engine.ipc import EngineOptions
 from octavo.engine.stats import EngineStats
 from octavo.server.admission import Admission
 from octavo.server.metrics import Histogram, Metrics
 from octavo.server.ops import Ops
 from octavo.server.state import RequestRecord
 from tests.support.full_server import FullServer, full_server
+from tests.support.llms import environment
 from tests.support.tiny_llm import write_tiny_llm
 
 
@@ -72,6 +76,69 @@ def test_readiness_names_the_state_and_its_reason(state: EngineState) -> None:
     assert scene.ops.problem() == (state.value, "the why of it")
     scene.admission.draining = True
     assert scene.ops.problem() == ("draining", "the server is shutting down")
+
+
+def test_every_probe_says_the_same_when_the_server_hangs_or_drains(full: FullServer, monkeypatch: Any) -> None:
+    probes = ("/readyz", "/health", "/")
+    for path in probes:
+        assert full.ask(path).status == 200
+    admission = full.server.admission
+    for owner, name, value in ((type(full.engine), "silent_seconds", 1e6), (admission, "draining", True)):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, value)
+            for path in probes:
+                answer = full.ask(path)
+                assert answer.status == 503, (path, name)
+                if path != "/readyz":
+                    assert (answer.json["error"], answer.json["error_type"]) == ("unhealthy", "healthcheck")
+    for path in probes:
+        assert full.ask(path).status == 200
+
+
+ODD = ("%0a", "%0A", "%0d%0a", "%00", "%20", "/", "//", "/.", ";", "%2f", "%3f", "%23", "%09", "%7f", "%c3%a9")
+
+
+def test_a_path_is_a_routes_only_if_it_is_it_to_the_last_character(full: FullServer) -> None:
+    paths = {route.path for route in full.server.routes}
+    assert len(paths) > 12
+    for path in sorted(path for path in paths if "{" not in path):
+        for odd in (*(path + end for end in ODD), "/" + path, "/%0a" + path[1:], "/." + path, path.upper()):
+            if odd.strip("/") == "" or odd in paths or odd.startswith(("/v1/models/", "/v1/models%2f")):
+                continue
+            method = "GET" if path in ("/livez", "/readyz", "/metrics") else "POST"
+            assert full.ask(odd, {} if method == "POST" else None, method=method).status == 404, odd
+    for path in ("/livez", "/readyz", "/metrics"):
+        for end in ODD:
+            assert full.ask(path + end, ops=True).status == 404, end
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_why_a_model_cannot_be_loaded_is_not_told_to_clients(folder: Path, tmp_path: Path, again: bool) -> None:
+    copy = tmp_path / "secret-place"
+    shutil.copytree(folder, copy)
+    client = EngineClient(EngineOptions(model=str(copy), threads=1, kv_memory="2MB"), environment=environment())
+
+    async def reasons() -> list[str]:
+        if not again:
+            (copy / "config.json").unlink()
+        await client.start()
+        seen = set()
+        try:
+            if again:
+                await client.wait_ready()
+                (copy / "config.json").unlink()
+                os.kill(client.engine_pid or 0, signal.SIGKILL)
+            while client.state is not EngineState.DOWN:
+                seen.add(client.reason)
+                await asyncio.sleep(0.005)
+            return [*seen, client.reason]
+        finally:
+            await client.close()
+
+    found = asyncio.run(reasons())
+    assert len(found) > 1
+    assert any("load" in reason for reason in found)
+    assert not [reason for reason in found if "secret-place" in reason or "/" in reason]
 
 
 def test_probes_of_a_server_that_is_well(full: FullServer) -> None:

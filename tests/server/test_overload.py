@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +35,31 @@ def admission(clock: Clock | None = None, **bounds: Any) -> Admission:
     return Admission(**{"max_queued_requests": 3, "max_queued_tokens": 100, "clock": clock or Clock(), **bounds})
 
 
+def enter(queue: Admission) -> Entry:
+    """One whose body is there."""
+    entry = queue.enter()
+    queue.arrived(entry)
+    return entry
+
+
 # --- the count ---
 
 
 def test_i23_the_queue_is_bounded_in_requests() -> None:
     queue = admission()
-    entries = [queue.enter() for _ in range(3)]
+    entries = [enter(queue) for _ in range(3)]
     with pytest.raises(OverloadedError):
-        queue.enter()
+        enter(queue)
     queue.first_token(entries[0])  # it runs now, and makes room
-    entries.append(queue.enter())
+    entries.append(enter(queue))
     with pytest.raises(OverloadedError):
-        queue.enter()
+        enter(queue)
     assert queue.refused["queue_requests"] == 2
 
 
 def test_i23_the_queue_is_bounded_in_tokens_but_takes_one_long_request_alone() -> None:
     queue = admission()
-    long, other = queue.enter(), queue.enter()
+    long, other = enter(queue), enter(queue)
     queue.charge(long, 5000)
     with pytest.raises(OverloadedError, match="5000 prompt tokens are waiting"):
         queue.charge(other, 1)
@@ -61,24 +70,58 @@ def test_i23_the_queue_is_bounded_in_tokens_but_takes_one_long_request_alone() -
 
 def test_concurrency_counts_what_runs_too() -> None:
     queue = admission(max_concurrent_requests=1)
-    entry = queue.enter()
+    entry = enter(queue)
     queue.first_token(entry)
     with pytest.raises(OverloadedError):
-        queue.enter()
+        enter(queue)
     queue.leave(entry)
-    queue.enter()
+    enter(queue)
+
+
+def test_i23_who_is_still_sending_holds_no_place() -> None:
+    queue = admission(max_concurrent_requests=3)
+    slow = [queue.enter() for _ in range(1000)]
+    entries = [enter(queue) for _ in range(3)]
+    with pytest.raises(OverloadedError):
+        queue.arrived(slow[0])  # now it is its turn to find a place
+    queue.first_token(entries[0])
+    with pytest.raises(OverloadedError):  # concurrency
+        queue.arrived(slow[1])
+    queue.leave(entries[0])
+    queue.arrived(slow[2])
+    assert (queue.queued_requests, queue.arriving, queue.inside) == (3, 999, 1002)
+
+
+def test_i23_what_arrives_is_bounded_in_bytes_and_short_bodies_always_may() -> None:
+    queue = admission()
+    short, long, longer = queue.enter(), queue.enter(), queue.enter()
+    queue.receive(long, limits.MAX_ARRIVING_BYTES)
+    queue.receive(short, limits.SHORT_BODY_BYTES)
+    with pytest.raises(OverloadedError):
+        queue.receive(short, 1)
+    with pytest.raises(OverloadedError):
+        queue.receive(longer, limits.SHORT_BODY_BYTES + 1)
+    for entry in (short, longer):
+        queue.leave(entry)
+    queue.arrived(long)
+    assert (queue.arriving, queue.arriving_bytes, queue.refused["arriving"]) == (0, 0, 2)
 
 
 def test_a_draining_server_lets_nobody_in() -> None:
     queue = admission()
     queue.draining, queue.drain_seconds = True, 7
     with pytest.raises(DrainingError) as error:
-        queue.enter()
+        enter(queue)
     assert error.value.retry_after == 7
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["enter", "charge", "first", "leave"]), st.integers(0, 120)), max_size=80))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["enter", "part", "arrive", "charge", "first", "leave"]), st.integers(0, 120)),
+        max_size=80,
+    )
+)
 def test_whatever_comes_and_goes_the_count_is_that_of_those_inside(steps: list[tuple[str, int]]) -> None:
     queue = admission()
     inside: list[Entry] = []
@@ -88,9 +131,13 @@ def test_whatever_comes_and_goes_the_count_is_that_of_those_inside(steps: list[t
         try:
             if step == "enter":
                 inside.append(queue.enter())
+            elif entry is not None and step == "part" and entry.arriving:
+                queue.receive(entry, number * 1000)
+            elif entry is not None and step == "arrive" and entry.arriving:
+                queue.arrived(entry)
             elif entry is not None and step == "charge" and entry.waiting and not entry.tokens:
                 queue.charge(entry, number)
-            elif entry is not None and step == "first":
+            elif entry is not None and step == "first" and not entry.arriving:
                 queue.first_token(entry)
             elif entry is not None and step == "leave":
                 inside.remove(entry)
@@ -101,6 +148,8 @@ def test_whatever_comes_and_goes_the_count_is_that_of_those_inside(steps: list[t
         assert queue.inside == len(inside)
         assert queue.queued_requests == len(waiting) <= 3
         assert queue.queued_tokens == sum(each.tokens for each in waiting)
+        assert queue.arriving == sum(each.arriving for each in inside)
+        assert queue.arriving_bytes == sum(each.bytes for each in inside if each.arriving)
     assert all(1 <= seconds <= limits.MAX_RETRY_AFTER_SECONDS for seconds in waits)
 
 
@@ -109,7 +158,7 @@ def test_whatever_comes_and_goes_the_count_is_that_of_those_inside(steps: list[t
 
 def refused(queue: Admission, tokens: int | None = None) -> int:
     with pytest.raises(OverloadedError) as error:
-        queue.enter() if tokens is None else queue.charge(queue.enter(), tokens)
+        enter(queue) if tokens is None else queue.charge(enter(queue), tokens)
     return error.value.retry_after
 
 
@@ -117,12 +166,12 @@ def test_retry_after_follows_the_measured_speed() -> None:
     clock = Clock()
     queue = admission(clock, max_queued_requests=2, max_queued_tokens=1000)
     for _ in range(11):  # one request of 50 tokens every 4 seconds
-        entry = queue.enter()
+        entry = enter(queue)
         queue.charge(entry, 50)
         clock.now += 4.0
         queue.first_token(entry)
         queue.leave(entry)
-    first = queue.enter()
+    first = enter(queue)
     queue.charge(first, 1000)
     assert refused(queue, 100) == pytest.approx(8, abs=1)  # 100 tokens at 12.5 to 13.75 a second
     assert refused(queue) == pytest.approx(4, abs=1)
@@ -134,10 +183,10 @@ def test_i32_retry_after_stays_in_its_bounds_whatever_the_clock_does() -> None:
     clock = Clock()
     queue = admission(clock, max_queued_requests=1)
     for jump in (0.0, 3600.0, -3600.0, 1e-9):
-        entry = queue.enter()
+        entry = enter(queue)
         clock.now += jump
         queue.first_token(entry)
-        held = queue.enter()
+        held = enter(queue)
         assert 1 <= refused(queue) <= limits.MAX_RETRY_AFTER_SECONDS
         queue.leave(held)
 
@@ -148,7 +197,7 @@ def test_i32_retry_after_stays_in_its_bounds_whatever_the_clock_does() -> None:
 def deadlines(timeouts: Timeouts, headers: dict[str, str], **asked: float) -> tuple[float | None, ...]:
     queue = admission(timeouts=timeouts)
     scope = {"headers": [(name.encode(), value.encode()) for name, value in headers.items()]}
-    found = queue.deadlines(queue.enter(), scope, RequestCost(1, 1, 1, **asked))
+    found = queue.deadlines(enter(queue), scope, RequestCost(1, 1, **asked))
     return found.queue_deadline, found.first_token_deadline, found.deadline
 
 
@@ -228,6 +277,45 @@ def test_i23_a_full_queue_answers_before_the_body_is_sent_in_the_words_of_each_a
     for connection in waiting:
         connection.close()
     slow.wait_until(lambda: slow.server.admission.inside == 0)
+
+
+@pytest.mark.parametrize("size", [0, 1, 60])
+def test_i23_uploads_that_never_end_keep_nobody_out(slow: FullServer, size: int) -> None:
+    """However many: here 20, where the queue holds 3."""
+    request = completion_request(max_tokens=2)
+    head = request.index(b"\r\n\r\n") + 4
+    uploads = [slow.raw() for _ in range(20)]
+    for upload in uploads:
+        upload.sendall(request[: head + size])
+    slow.wait_until(lambda: slow.server.admission.inside == 20)
+    assert slow.complete(max_tokens=2).status == 200
+    for upload in uploads[:2]:
+        upload.sendall(request[head + size :])
+        assert read_answer(upload).status == 200
+    for upload in uploads:
+        upload.close()
+    idle(slow)
+
+
+def test_a_body_that_arrives_when_the_queue_is_full_is_answered_with_429(slow: FullServer) -> None:
+    request = completion_request(max_tokens=2)
+    with slow.raw() as upload, ExitStack() as stack:
+        upload.sendall(request[:-1])
+        slow.wait_until(lambda: slow.server.admission.inside == 1)
+        others = [stack.enter_context(slow.raw()) for _ in range(4)]
+        for other in others:
+            other.sendall(completion_request(max_tokens=200))
+            time.sleep(0.1)
+        slow.wait_until(lambda: slow.server.admission.queued_requests == 3)
+        upload.sendall(request[-1:])
+        answer = read_answer(upload)
+        assert (answer.status, answer.json["error"]["code"]) == (429, "overloaded")
+        assert int(answer.headers["retry-after"]) >= 1
+        for other in others:
+            other.close()
+        idle(slow)
+        upload.sendall(request)  # the connection goes on
+        assert read_answer(upload).status == 200
 
 
 def test_a_request_past_its_deadline_ends_with_an_error_that_says_so(slow: FullServer) -> None:

@@ -53,7 +53,7 @@ ASKED = st.fixed_dictionaries(
 
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(ASKED, st.booleans(), st.booleans(), st.booleans(), st.sampled_from([None, 0, 2]))
-def test_a_stream_is_the_answer_in_pieces(
+def test_i17_i19_a_stream_is_the_answer_in_pieces(
     http: httpx.Client, asked: dict[str, Any], chat: bool, usage: bool, continuous: bool, logprobs: int | None
 ) -> None:
     route = "/v1/chat/completions" if chat else "/v1/completions"
@@ -127,7 +127,7 @@ def test_a_restart_of_the_engine_is_only_a_pause(folder: Path) -> None:
         assert live.state.engine.restarts == 1
 
 
-def test_a_failure_in_mid_stream_is_an_error_event_and_no_done(live: LiveServer) -> None:
+def test_i19_a_failure_in_mid_stream_is_an_error_event_and_no_done(live: LiveServer) -> None:
     ask = {"messages": HI, "max_tokens": 200, "ignore_eos": True, "request_timeout": 5, "stream": True}
     collected = b""
     with httpx.stream("POST", f"{live.url}/v1/chat/completions", json=ask, timeout=20) as response:

@@ -26,10 +26,9 @@ from octavo.errors import (
     InvalidParameterError,
     ModelNotFoundError,
     RequestFailedError,
-    SlowReaderError,
 )
 from octavo.params import SamplingParams
-from tests.server import chaos
+from tests.server import chaos, chaos_server
 from tests.support import clients
 from tests.support.clients import Heard, answers, assert_idle, hear, is_running, mixed_cases, open_client, submit_all
 from tests.support.faulty_engine import VARIABLE
@@ -78,7 +77,7 @@ async def until(condition: Any, seconds: float = 20.0) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_streams_get_the_same_tokens_whatever_ends_the_engine(folder: Path, number: int, new_loop: Any) -> None:
+def test_i24_streams_get_the_same_tokens_whatever_ends_the_engine(folder: Path, number: int, new_loop: Any) -> None:
     async def main() -> None:
         async with open_client(folder, faults=SLOW, stall_seconds=1.0) as client:
             expected = await answers(client, CASES)
@@ -131,7 +130,7 @@ def test_streams_are_kept_alive_while_the_engine_is_away(folder: Path) -> None:
     asyncio.run(main())
 
 
-def test_an_idle_engine_that_is_stopped_is_found_without_a_request(folder: Path) -> None:
+def test_i25_an_idle_engine_that_is_stopped_is_found_without_a_request(folder: Path) -> None:
     async def main() -> None:
         async with open_client(folder, stall_seconds=0.5) as client:
             hit(client, signal.SIGSTOP)
@@ -157,7 +156,7 @@ def test_requests_that_come_while_the_engine_is_away_wait_for_it(folder: Path) -
 
 
 @pytest.mark.parametrize("how", ["segv", "exit", "raise", "kill", "hang", "stop"])
-def test_a_poison_request_gets_its_error_and_harms_nobody(folder: Path, how: str) -> None:
+def test_i25_i29_a_poison_request_gets_its_error_and_harms_nobody(folder: Path, how: str) -> None:
     async def main() -> None:
         faults = {**SLOW, "poison": POISON, "how": how}
         async with open_client(folder, faults=faults, stall_seconds=0.6) as client:
@@ -179,7 +178,7 @@ def test_a_poison_request_gets_its_error_and_harms_nobody(folder: Path, how: str
     asyncio.run(main())
 
 
-def test_a_crash_loop_ends_down_with_a_reason_and_wellformed_errors(folder: Path, tmp_path: Path) -> None:
+def test_i28_a_crash_loop_ends_down_with_a_reason_and_wellformed_errors(folder: Path, tmp_path: Path) -> None:
     async def main() -> None:
         doomed = tmp_path / "doomed"
         async with open_client(folder, faults={"doomed": str(doomed)}) as client:
@@ -252,7 +251,7 @@ def test_bad_requests_get_the_validators_words_and_the_rest_go_on(folder: Path) 
     asyncio.run(main())
 
 
-def test_cancelling_at_any_moment_frees_everything(folder: Path) -> None:
+def test_i21_cancelling_at_any_moment_frees_everything(folder: Path) -> None:
     async def main() -> None:
         async with open_client(folder, faults=SLOW) as client:
             expected = await answers(client, CASES[:4])
@@ -271,23 +270,6 @@ def test_cancelling_at_any_moment_frees_everything(folder: Path) -> None:
             await asyncio.sleep(0)
             on_board.cancel()
             assert await others == expected
-            await assert_idle(client)
-
-    asyncio.run(main())
-
-
-def test_a_reader_that_stalls_is_cut_off_and_costs_bounded_memory(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("octavo.engine.stream.MAX_STREAM_TOKENS", 100)
-
-    async def main() -> None:
-        async with open_client(folder, faults=SLOW) as client:
-            stalled = client.submit("stalled", [5, 6], ENDLESS)
-            reading = await hear(client.submit("reading", [5, 7], ENDLESS))
-            assert len(reading.tokens) == 200
-            assert len(stalled._items) == 0
-            assert isinstance((await hear(stalled)).error, SlowReaderError)
             await assert_idle(client)
 
     asyncio.run(main())
@@ -382,7 +364,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_the_engine_is_gone_when_its_parent_is_killed(folder: Path, busy: bool) -> None:
+def test_i26_the_engine_is_gone_when_its_parent_is_killed(folder: Path, busy: bool) -> None:
     """Idle, and in the middle of a step."""
     variables = {**environment(), VARIABLE: json.dumps({"step_seconds": 0.5 if busy else 0.0})}
     command = [sys.executable, "-c", PARENT, str(folder), clients.FAULTY]
@@ -402,6 +384,11 @@ def test_the_engine_is_gone_when_its_parent_is_killed(folder: Path, busy: bool) 
         time.sleep(0.02)
 
 
-def test_chaos_changes_no_bit_and_leaves_nothing_behind(folder: Path) -> None:
-    report = asyncio.run(chaos.run(folder, kills=4, stops=1, seed=2))
-    assert (report.rounds, report.streams) == (5, 80)
+def test_i26_i27_a_server_that_is_ended_at_any_moment_tells_its_clients_and_leaves_nothing(folder: Path) -> None:
+    report = chaos_server.run(folder, terms=2, kills=1, seed=3)
+    assert (len(report.drained), len(report.hurried), len(report.orphans)) == (1, 1, 1)
+
+
+def test_i24_chaos_changes_no_bit_and_leaves_nothing_behind(folder: Path) -> None:
+    report = asyncio.run(chaos.run(folder, kills=4, stops=1, poisons=1, seed=2))
+    assert (report.rounds, report.streams, report.poisoned) == (6, 96, 1)

@@ -129,6 +129,48 @@ def test_best_of_gives_the_likeliest_first(http: httpx.Client) -> None:
     assert set(other) == {"generated_text", "finish_reason", "generated_tokens", "seed", "prefill", "tokens"}
 
 
+def test_a_stream_tells_the_same_top_tokens_as_the_answer_in_one_piece(http: httpx.Client) -> None:
+    asked = {"max_new_tokens": 8, "top_n_tokens": 3, "do_sample": True, "seed": 5}
+    whole = generate(http, details=True, **asked).json()["details"]
+    assert [piece["top_tokens"] for piece in stream(http, best_of=1, **asked)] == whole["top_tokens"]
+    for token, top in zip(whole["tokens"], whole["top_tokens"]):
+        assert [each["logprob"] for each in top] == sorted((each["logprob"] for each in top), reverse=True)
+        assert top[0]["logprob"] >= token["logprob"]
+        assert all(set(each) == {"id", "text", "logprob", "special"} for each in top)
+    assert all("top_tokens" not in piece for piece in stream(http, max_new_tokens=3, top_n_tokens=0))
+
+
+def test_the_whole_text_is_that_of_every_sequence(http: httpx.Client) -> None:
+    asked = {"max_new_tokens": 4, "do_sample": True, "best_of": 2, "details": True, "return_full_text": True}
+    body = generate(http, "llo", decoder_input_details=True, top_n_tokens=1, **asked).json()
+    (other,) = body["details"]["best_of_sequences"]
+    for sequence, text in ((body["details"], body["generated_text"]), (other, other["generated_text"])):
+        assert text == "llo" + "".join(token["text"] for token in sequence["tokens"] if not token["special"])
+        assert [token["text"] for token in sequence["prefill"]] == list("llo")
+        assert len(sequence["top_tokens"]) == 4
+
+
+def test_a_failure_in_mid_stream_is_an_event_of_tgi(http: httpx.Client, live: LiveServer) -> None:
+    from octavo.errors import RequestFailedError
+
+    async def fail_all(client: Any) -> None:
+        for entry in list(client._replay.entries.values()):
+            entry.stream.cancel(RequestFailedError("the model produced a NaN"))
+
+    body = {"inputs": "hello", "parameters": {"max_new_tokens": 250}}
+    collected = b""
+    with http.stream("POST", "/generate_stream", json=body) as response:
+        for piece in response.iter_raw():
+            if not collected:
+                live.call(fail_all)
+            collected += piece
+    data, _ = events(collected)
+    last = json.loads(data[-1])
+    assert last["error_type"] == "generation"
+    assert last["error"].startswith("Request failed during generation: ")
+    assert all("error" not in json.loads(item) for item in data[:-1])
+
+
 def test_truncate_keeps_the_last_tokens(http: httpx.Client) -> None:
     short = generate(http, "llo", max_new_tokens=5).json()
     assert generate(http, "hello", max_new_tokens=5, truncate=3).json() == short

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.client_environments import client_python
 from tests.support.live_server import LiveServer, serve
 from tests.support.tiny_llm import write_tiny_llm
-
-ENVIRONMENT = Path(__file__).parents[2] / "build" / "text-generation-client"
-PACKAGES = ("text-generation==0.7.0", "huggingface-hub<1")
 
 PROGRAM = """
 import asyncio, json, sys
@@ -57,16 +53,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    """The environment's Python; made once, and made again if it was left half made."""
-    found = ENVIRONMENT / "bin" / "python"
-    ready = ENVIRONMENT / "ready"
-    if not ready.exists() or ready.read_text() != sys.version:
-        shutil.rmtree(ENVIRONMENT, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT)], check=True)
-        pip = [str(found), "-m", "pip", "install", "--disable-pip-version-check", "-q", *PACKAGES]
-        subprocess.run(pip, check=True)
-        ready.write_text(sys.version)
-    return found
+    return client_python("text-generation", "text-generation==0.7.0", "huggingface-hub<1")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -68,9 +69,10 @@ def is_running(pid: int | None) -> bool:
 
 @dataclass
 class Heard:
-    """Everything a stream gave. `tokens`: what does not depend on time, to the bit."""
+    """Everything a stream gave. `tokens`: what does not depend on time, to the bit; `gap`: the most seconds between."""
 
     tokens: list[tuple[Any, ...]] = field(default_factory=list)
+    gap: float = 0.0
     pauses: int = 0
     done: Done | None = None
     error: Exception | None = None
@@ -102,9 +104,13 @@ def _plain(logprobs: Any) -> Any:
 
 async def hear(stream: RequestStream, heard: Heard | None = None) -> Heard:
     heard = Heard() if heard is None else heard
+    last: float | None = None
     try:
         async for tokens in stream:
             heard.pauses += not tokens
+            if tokens:
+                now = time.monotonic()
+                heard.gap, last = max(heard.gap, 0.0 if last is None else now - last), now
             heard.tokens += [_noted(token) for token in tokens]
     except Exception as error:
         heard.error = error

@@ -82,14 +82,22 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, *flags: str, faults: dict[str, Any] | None = None, ready: bool = True) -> Iterator[Served]:
-    """Nothing may be left of it at the end, engine included."""
+def served(
+    folder: Path,
+    *flags: str,
+    faults: dict[str, Any] | None = None,
+    ready: bool = True,
+    limited_to: int | tuple[int, int] | None = None,
+) -> Iterator[Served]:
+    """Nothing may be left of it at the end, engine included. limited_to: open files, soft and hard."""
     module = "octavo" if faults is None else "tests.support.served"
     variables = {**environment(), faulty_engine.VARIABLE: json.dumps(faults)}
     flags = flags if "--port" in flags or "--uds" in flags else ("--port", "0", *flags)
     common = ("--served-model-name", "tiny", "--kv-memory", "2MB", "--threads", "1")
+    soft, hard = limited_to if isinstance(limited_to, tuple) else (limited_to, limited_to)
+    limit = [] if limited_to is None else ["prlimit", f"--nofile={soft}:{hard}"]
     process = subprocess.Popen(
-        [sys.executable, "-m", module, "serve", str(folder), *common, *flags],
+        [*limit, sys.executable, "-m", module, "serve", str(folder), *common, *flags],
         stderr=subprocess.PIPE,
         text=True,
         env=variables,
@@ -126,6 +134,8 @@ def main() -> None:
     from octavo.cli.main import main as octavo
     from octavo.engine import client
 
+    if recorded := json.loads(os.environ[faulty_engine.VARIABLE]).get("egress"):
+        faulty_engine.record_egress(recorded)
     client.EngineClient = partial(client.EngineClient, module=FAULTY)  # type: ignore[misc, assignment]
     octavo()
 

@@ -54,7 +54,7 @@ def stream(tokenizer: Tokenizer, ids: list[int], skip: bool, at_start: bool = Tr
 @pytest.mark.parametrize("skip", [True, False])
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_deltas_are_the_whole_text_for_every_list_of_ids(name: str, skip: bool, data: st.DataObject) -> None:
+def test_i17_deltas_are_the_whole_text_for_every_list_of_ids(name: str, skip: bool, data: st.DataObject) -> None:
     tokenizer = golden(name)
     ids = data.draw(id_lists(name))
     at_start = data.draw(st.booleans())

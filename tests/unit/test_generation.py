@@ -99,7 +99,7 @@ some_stops = st.lists(st.text("\ufffdAB\né€", min_size=1, max_size=3), max_si
 
 @given(some_ids, some_stops, st.booleans(), st.sampled_from(["length", "eos", "stop id", "shown stop id"]))
 @settings(max_examples=600, deadline=None)
-def test_deltas_give_the_text_cut_at_the_first_stop_string_however_it_ends(
+def test_i18_deltas_give_the_text_cut_at_the_first_stop_string_however_it_ends(
     model: Model, ids: list[int], stops: list[str], include: bool, end: str
 ) -> None:
     """Also where the stop string is completed by U+FFFD, which only shows when no more tokens come."""

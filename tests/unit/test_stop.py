@@ -53,7 +53,7 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 @given(letters, stop_strings, st.lists(st.integers(0, 1000), max_size=15), st.booleans())
 @settings(max_examples=400, deadline=None)
-def test_any_cut_gives_the_one_shot_answer(text: str, stops: list[str], places: list[int], include: bool):
+def test_i18_any_cut_gives_the_one_shot_answer(text: str, stops: list[str], places: list[int], include: bool):
     shown, reason, found = run(checker(stop=stops, include_stop_str_in_output=include), cut(text, places))
     expected = one_shot(text, stops)
     if expected is None:

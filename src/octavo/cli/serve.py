@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from octavo.cli import terminal
+from octavo.logs import say, set_up_logging
 from octavo.server.config import ServerConfig, flag_options, load_config, show_config
 
 if TYPE_CHECKING:
     from octavo.engine.ipc import EngineInfo
+
+log = logging.getLogger("octavo")
 
 
 def _serve(model: str | None, config: Path | None, print_config: bool, given: dict[str, Any]) -> None:
@@ -24,6 +29,9 @@ def _serve(model: str | None, config: Path | None, print_config: bool, given: di
     Every option can also be a variable (OCTAVO_PORT=8001) or a line of a YAML file (port: 8001). Options win over
     variables, variables over the file. The variables of TGI's launcher count when MODEL_ID is set.
     """
+    # The first process of a container has no such default. The server's own handlers come later.
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, _leave)
     flags = {name: value for name, value in given.items() if value not in (None, [])}
     if model is not None:
         if "model" in flags:
@@ -36,10 +44,15 @@ def _serve(model: str | None, config: Path | None, print_config: bool, given: di
         _run(loaded)
 
 
+def _leave(number: int, frame: object) -> NoReturn:
+    raise SystemExit(0)
+
+
 def _run(config: ServerConfig) -> None:
+    set_up_logging(config.log_level, config.log_format)
+    _tell(config, terminal.dim(f"octavo: loading {config.model} ...", sys.stderr))
     from octavo.server.lifecycle import run
 
-    print(terminal.dim(f"octavo: loading {config.model} ...", sys.stderr), file=sys.stderr)
     code = run(config, lambda info, where: _announce(config, info, where))
     if code:
         raise typer.Exit(code)
@@ -57,8 +70,15 @@ def _announce(config: ServerConfig, info: EngineInfo, where: str) -> None:
     if not has_key and config.uds is None and config.host not in ("127.0.0.1", "::1", "localhost"):
         lines.append("  anybody who reaches this address may use the server: --api-key asks for a key")
     name = config.model_names[0]
-    print(f"octavo: {name} is ready at {where} (loaded in {info.load_seconds:.1f} s)", file=sys.stderr)
-    print(terminal.dim("\n".join(lines), sys.stderr), file=sys.stderr, flush=True)
+    _tell(config, f"octavo: {name} is ready at {where} (loaded in {info.load_seconds:.1f} s)")
+    _tell(config, terminal.dim("\n".join(lines), sys.stderr))
+
+
+def _tell(config: ServerConfig, text: str) -> None:
+    if config.log_format == "json":
+        log.info("%s", text.strip())
+    else:
+        say(text)
 
 
 def _command() -> Callable[..., None]:

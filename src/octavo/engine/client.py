@@ -19,7 +19,7 @@ from octavo.engine.ipc import Done, EngineInfo, EngineOptions, Failure, Update
 from octavo.engine.replay import CrashLog, Entry, Replay
 from octavo.engine.stats import EngineStats
 from octavo.engine.stream import RequestStream
-from octavo.engine.supervisor import Death, EngineProcess
+from octavo.engine.supervisor import SHORTAGES, Death, EngineProcess
 from octavo.engine.watchdog import Watchdog
 from octavo.errors import (
     CapacityError,
@@ -37,6 +37,7 @@ from octavo.tokenizer import Tokenizer
 log = logging.getLogger("octavo")
 
 _PING = ipc.Call(0, "ping")
+_LONGEST_PAUSE = 5.0  # seconds between tries to start an engine process
 _OVERDUE = "the request was still in the queue at its queue deadline"
 
 
@@ -55,6 +56,7 @@ class EngineClient:
 
     stall_seconds: an engine that owes a step and is silent so long, and as long again as the step's rows may take, is
     killed. keep_alive: seconds between PAUSE items of streams that can't run. module: what is run as the engine.
+    logs: level and format of what the engine process logs.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class EngineClient:
         keep_alive: float = 5.0,
         module: str = "octavo.engine.process",
         environment: Mapping[str, str] | None = None,
+        logs: tuple[str, str] = ("info", "plain"),
     ) -> None:
         self.options = options
         self.state = EngineState.LOADING
@@ -76,6 +79,7 @@ class EngineClient:
         self._keep_alive = keep_alive
         self._module = module
         self._environment = environment
+        self._logs = logs
         self._tokenizer: Tokenizer | None = None
         self._failure: OctavoError | None = None  # why the model could not be loaded
         self._engine: EngineProcess | None = None
@@ -293,6 +297,8 @@ class EngineClient:
             if update.end is not None:
                 self._submit(self._replay.left_engine(update.number))
             return
+        if update.started is not None:
+            entry.overdue = False
         if update.tokens:
             self._on_tokens(entry, update)
         match update.end:
@@ -300,7 +306,7 @@ class EngineClient:
                 self._end(entry, self._complete(entry, done))
             case Failure() as failure:
                 self._end(entry, failure.error())
-            case ipc.Cancelled() if entry.overdue and entry.first_token is None:
+            case ipc.Cancelled() if entry.overdue:
                 self._end(entry, DeadlineError(_OVERDUE))
             case ipc.Cancelled():
                 self._submit(self._replay.left_engine(entry.number))
@@ -359,7 +365,10 @@ class EngineClient:
         except Exception:
             log.critical("the engine is not supervised any more", exc_info=True)
             self._go(EngineState.DOWN, "an internal error of the supervisor")
+            engine, self._engine = self._engine, None
             self._fail_all(self._unavailable())
+            if engine is not None:
+                await engine.stop()
 
     async def _live(self) -> Death | None:
         """One life of an engine; how it ended. None: it can't be loaded, which trying again does not change."""
@@ -369,7 +378,7 @@ class EngineClient:
             options = msgspec.structs.replace(options, kv_memory=memory, max_model_len=self.info.max_model_len)
         self._watchdog.engine_started()
         try:
-            self._engine = engine = EngineProcess(self._module, self._environment, self._on_message)
+            self._engine = engine = await self._start_process()
         except OSError as error:
             await asyncio.sleep(self._watchdog.tick)
             return Death(f"no engine process could be started: {error.strerror}", False)
@@ -383,10 +392,25 @@ class EngineClient:
             return death
         if self.info is None:
             self._failure = told
-            self._go(EngineState.DOWN, str(told))
+            self._go(EngineState.DOWN, "the model can't be loaded")
             self._fail_all(told)
             return None
-        return Death(str(told), False)
+        log.error("the model can't be loaded again: %s", told)
+        return Death("the engine could not load the model again", False)  # clients may read it: no paths
+
+    async def _start_process(self) -> EngineProcess:
+        """Waits for what the system is short of: that is no fault of the engine's. Raises OSError for what else is."""
+        pause = self._watchdog.tick
+        while True:
+            try:
+                return EngineProcess(self._module, self._environment, self._on_message, self._logs)
+            except OSError as error:
+                if error.errno not in SHORTAGES:
+                    raise
+                self.reason = f"no engine process can be started: {error.strerror}"
+                log.error("%s; it is tried again", self.reason)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _bring_up(self, info: EngineInfo) -> None:
         before, self.info = self.info, info
@@ -411,6 +435,8 @@ class EngineClient:
         for entry in self._replay.engine_died(own_fault=death.own_fault):
             log.error("request %s ended the engine, running alone; it is given up", entry.stream.request_id)
             self._end(entry, RequestFailedError("the engine failed twice while it ran this request"))
+        for entry in [entry for entry in self._replay.entries.values() if entry.overdue]:
+            entry.stream.cancel(DeadlineError(_OVERDUE))  # it was asked, and is back in the queue
         if self._crashes.crashed(time.monotonic()):
             self._go(EngineState.DOWN, f"{death.reason}, for the fourth time within a minute without a token made")
             log.critical("%s; it stays down", self.reason)

@@ -195,10 +195,9 @@ class Engine:
         self._end(request, "abort", None)
         return True
 
-    def is_scheduled(self, request_id: str) -> bool:
-        """Whether a step has computed anything of the request; also when it is not here any more."""
-        request = self._requests.get(request_id)
-        return request is None or request.first_scheduled is not None
+    def find(self, request_id: str) -> Request | None:
+        """The request, until it is over."""
+        return self._requests.get(request_id)
 
     def has_work(self) -> bool:
         return bool(self._owner)

@@ -102,7 +102,8 @@ class Token(msgspec.Struct, array_like=True, gc=False):
 
 
 class Started(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Comes with a request's first token. first_scheduled: monotonic seconds, which processes of a machine share."""
+    """Comes with a request's first token, or says that a Cancel(queued) is too late. first_scheduled: monotonic
+    seconds, which processes of a machine share."""
 
     cached_tokens: int
     first_scheduled: float
@@ -204,7 +205,7 @@ class Submit(msgspec.Struct, array_like=True, tag=2):
 
 
 class Cancel(msgspec.Struct, array_like=True, tag=3):
-    """queued: only if no step has computed anything of it yet."""
+    """queued: only if no step has computed anything of it yet; if one has, Started is the answer."""
 
     number: int
     queued: bool = False

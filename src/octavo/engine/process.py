@@ -27,6 +27,7 @@ from octavo.engine.ipc import Counters, EngineInfo, EngineOptions, Failure, Step
 from octavo.engine.opening import OpenedEngine, open_engine
 from octavo.engine.request import Drawn, Request
 from octavo.errors import FrameError, InvalidParameterError, OctavoError, RequestFailedError
+from octavo.logs import log_uncaught, set_up_logging
 from octavo.outputs import Logprob, RequestOutput, TextDelta
 from octavo.tokenizer import Tokenizer
 
@@ -71,10 +72,7 @@ class Listener:
         if not self._started:
             self._started = True
             assert self.request is not None
-            cached = self.request.generations[0].sequence.num_cached
-            update.started = ipc.Started(
-                min(cached, len(self.request.prompt_token_ids)), self.request.first_scheduled or self.request.arrival
-            )
+            update.started = _started(self.request)
 
     def _end(self, output: RequestOutput) -> ipc.Done | Failure | ipc.Cancelled:
         if output.error is not None:
@@ -100,6 +98,11 @@ class Listener:
     def _listed(self, logprobs: Mapping[int, Logprob]) -> list[TokenLogprob]:
         token_bytes = self._tokenizer.token_bytes
         return [TokenLogprob(i, entry.logprob, entry.rank or 0, token_bytes(i)) for i, entry in logprobs.items()]
+
+
+def _started(request: Request) -> ipc.Started:
+    cached = request.generations[0].sequence.num_cached
+    return ipc.Started(min(cached, len(request.prompt_token_ids)), request.first_scheduled or request.arrival)
 
 
 class EngineServer:
@@ -154,14 +157,20 @@ class EngineServer:
             case ipc.Submit():
                 self._submit(message)
             case ipc.Cancel(number, queued):
-                if queued and self._engine.is_scheduled(str(number)):
-                    return
-                if not self._engine.cancel(str(number)):
-                    self._updates.setdefault(number, Update(number, [])).end = ipc.Cancelled()
+                self._cancel(number, queued)
             case ipc.Call():
                 self._call(message)
             case ipc.Open():
                 log.error("a second Open is ignored")
+
+    def _cancel(self, number: int, queued: bool) -> None:
+        request = self._engine.find(str(number))
+        if queued and request is not None and request.first_scheduled is not None:
+            self._updates.setdefault(number, Update(number, [])).started = _started(request)
+        elif request is not None:
+            self._engine.cancel(str(number))
+        elif not queued:
+            self._updates.setdefault(number, Update(number, [])).end = ipc.Cancelled()
 
     def _submit(self, message: ipc.Submit) -> None:
         """Whatever goes wrong here is this request's own error."""
@@ -302,13 +311,16 @@ def main(open_model: Callable[[EngineOptions], OpenedEngine] = open_by_options) 
     parser = argparse.ArgumentParser(prog="octavo.engine.process")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--log-level", default="info")
+    parser.add_argument("--log-format", default="plain")
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # at once: the engine keeps nothing that must be saved
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # the supervisor asks where a stalled step hangs
     _die_with(arguments.parent)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s")
+    set_up_logging(arguments.log_level, arguments.log_format, "engine")
+    log_uncaught()
     connection = socket.socket(fileno=arguments.fd)
     message = _first_message(connection)
     if message is None:

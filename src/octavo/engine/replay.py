@@ -32,8 +32,8 @@ class Entry:
     last_item: float
     first_token: float | None = None
     emitted: list[list[int]] = field(default_factory=list)  # an entry for each of the n outputs
-    solo_deaths: int = 0
-    overdue: bool = False  # still in the queue at its queue deadline, unless the engine knows better
+    solo_deaths: int = 0  # since its last token
+    overdue: bool = False  # still in the queue at its queue deadline, as far as the engine has not said otherwise
 
     def accept(self, tokens: list[Token]) -> list[Token]:
         """Counts tokens as emitted; returns those that were not yet. Raises FrameError for what can't come next."""
@@ -86,6 +86,7 @@ class Replay:
         """(whether to cancel the entry in the engine, entries to submit)."""
         if entry is not self._probe or self._withdrawn:
             return False, []
+        entry.solo_deaths = 0  # it has lived through a step alone
         if self._suspects:
             self._withdrawn = True
             return True, []

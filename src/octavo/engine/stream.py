@@ -10,6 +10,8 @@ from octavo.engine.ipc import Done, Started, Token
 from octavo.errors import OctavoError, SlowReaderError
 from octavo.limits import MAX_STREAM_TOKENS
 
+_LOOKS = 5  # at a reader that is behind, before it is cut off
+_LOOK_SECONDS = 0.05
 PAUSE: list[Token] = []  # yielded about every keep-alive interval while the request cannot run
 
 
@@ -22,7 +24,7 @@ class RequestStream:
 
     __slots__ = (
         *("request_id", "done", "started", "timers"),
-        *("_error", "_items", "_loop", "_on_cancel", "_open", "_unread", "_waiter"),
+        *("_behind", "_error", "_items", "_loop", "_on_cancel", "_open", "_unread", "_waiter"),
     )
 
     def __init__(self, request_id: str, loop: asyncio.AbstractEventLoop, on_cancel: Callable[[], None]) -> None:
@@ -34,6 +36,7 @@ class RequestStream:
         self._on_cancel = on_cancel
         self._items: deque[list[Token]] = deque()
         self._unread = 0  # tokens
+        self._behind: asyncio.TimerHandle | None = None  # the next look at it
         self._waiter: asyncio.Future[None] | None = None
         self._open = True
         self._error: OctavoError | None = None
@@ -61,8 +64,9 @@ class RequestStream:
         if self._open:
             self._items.clear()
             self._unread = 0
+            on_cancel = self._on_cancel
             self.end(error)
-            self._on_cancel()
+            on_cancel()
 
     # For the client
 
@@ -71,13 +75,23 @@ class RequestStream:
         return self._open
 
     def push(self, tokens: list[Token]) -> None:
-        """A reader that falls too far behind is cut off, and its request with it."""
+        """A reader that stays too far behind is cut off, and its request with it."""
         self._unread += len(tokens)
-        if self._unread > MAX_STREAM_TOKENS:
-            self.cancel(SlowReaderError(f"more than {MAX_STREAM_TOKENS} tokens were waiting to be read"))
-            return
         self._items.append(tokens)
         self._wake()
+        if self._unread > MAX_STREAM_TOKENS and self._behind is None:
+            self._behind = self._loop.call_later(_LOOK_SECONDS, self._look, _LOOKS - 1)
+
+    def _look(self, more: int) -> None:
+        """After a stall of this process, tokens come before their reader can run: only turns of the loop since then
+        count. Meanwhile no more comes than the engine makes and the socket holds."""
+        self._behind = None
+        if not self._open or self._unread <= MAX_STREAM_TOKENS:
+            return
+        if more:
+            self._behind = self._loop.call_later(_LOOK_SECONDS, self._look, more - 1)
+        else:
+            self.cancel(SlowReaderError(f"more than {MAX_STREAM_TOKENS} tokens were waiting to be read"))
 
     def pause(self) -> None:
         if self._open and not self._items:
@@ -89,8 +103,16 @@ class RequestStream:
         else:
             self._error = outcome
         self._open = False
+        self._on_cancel = _nothing  # which holds what the client knew of the request
+        if self._behind is not None:
+            self._behind.cancel()
+            self._behind = None
         self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _nothing() -> None:
+    pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from octavo.errors import FrameError, OctavoError
 
 _POLL = 0.01  # seconds between looks at a process that is about to end
 _GRACE = 0.5  # seconds for a process to end by itself after its socket closed
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS})  # which may pass
 _OWN_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
 
 
@@ -32,8 +34,14 @@ class Death:
 class EngineProcess(asyncio.Protocol):
     """A child on one end of a socket pair, which nobody else can reach. `ended` is done when the socket has closed."""
 
-    def __init__(self, module: str, environment: Mapping[str, str] | None, on_message: Callable[..., None]) -> None:
-        """Raises OSError when there is no process to be had."""
+    def __init__(
+        self,
+        module: str,
+        environment: Mapping[str, str] | None,
+        on_message: Callable[..., None],
+        logs: tuple[str, str] = ("info", "plain"),
+    ) -> None:
+        """`logs`: level and format of its log. Raises OSError when there is no process to be had."""
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._frames = ipc.FrameReader()
@@ -44,6 +52,7 @@ class EngineProcess(asyncio.Protocol):
         self._ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", module, "--fd", str(theirs.fileno()), "--parent", str(os.getpid())]
+            command += ["--log-level", logs[0], "--log-format", logs[1]]
             try:
                 # A session of its own: Ctrl-C in the terminal is for this process only.
                 self._process = subprocess.Popen(

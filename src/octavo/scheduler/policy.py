@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from octavo.errors import CapacityError, InvalidParameterError
+from octavo.errors import InvalidParameterError, QueueFullError
 from octavo.kv.tree import PrefixTree
 from octavo.scheduler.sequence import Sequence
 
@@ -64,7 +64,7 @@ class WaitingQueue:
 
     def check_room(self) -> None:
         if len(self.sequences) >= self.max_waiting:
-            raise CapacityError(
+            raise QueueFullError(
                 f"{len(self.sequences)} requests are waiting, the limit is {self.max_waiting}; try again later"
             )
 

@@ -64,7 +64,7 @@ class Scheduler:
     # Coming and going
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence. `CapacityError` if it could never fit, or if the queue is full."""
+        """Queue a new sequence. CapacityError if it could never fit, QueueFullError if the queue is full."""
         blocks = blocks_for(sequence.max_total)
         if blocks > self.pool.num_blocks:
             raise CapacityError(

@@ -1,7 +1,9 @@
 """Who gets in: bounds on what waits, in requests and in tokens, and the deadlines of what is let in.
 
-A request passes the door before its body is read, and is admitted when its tokens are known. It waits until its first
-token. Beyond a bound it is refused at once, with the time after which there should be room.
+A request passes the door before its body is read, has a place in the queue from when its body is there, and is admitted
+when its tokens are known. It waits until its first token. Beyond a bound it is refused at once, with the time after
+which there should be room. Who is still sending holds no place, so that nobody is kept out by slow senders: of bodies
+that arrive only the bytes are bounded.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from types import TracebackType
 
 from octavo import limits
 from octavo.errors import DrainingError, InvalidParameterError, OverloadedError
-from octavo.server.exchange import Endpoint, Exchange, Receive, Send
+from octavo.server.exchange import Endpoint, Exchange, Message, Receive, Send
 from octavo.server.state import Admitted, RequestCost, Scope, ServerState
 
 ENTRY = "octavo.entry"  # scope key
@@ -34,11 +36,17 @@ class Timeouts:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A request inside the door. tokens: of its prompts, once admitted; waiting: it has no token yet."""
+    """A request inside the door.
+
+    arriving: its body is not complete, of which `bytes` are there; then waiting: it has no token yet. tokens: of its
+    prompts, once admitted.
+    """
 
     arrival: float
+    arriving: bool = True
+    bytes: int = 0
     tokens: int = 0
-    waiting: bool = True
+    waiting: bool = False
 
 
 class Admission:
@@ -58,7 +66,9 @@ class Admission:
         self.queued_requests = 0
         self.queued_tokens = 0
         self.inside = 0
-        self.refused = {"queue_requests": 0, "queue_tokens": 0, "concurrency": 0, "draining": 0}
+        self.arriving = 0  # of those inside
+        self.arriving_bytes = 0
+        self.refused = {"queue_requests": 0, "queue_tokens": 0, "concurrency": 0, "arriving": 0, "draining": 0}
         self._max_requests = max_queued_requests
         self._max_tokens = max_queued_tokens
         self._max_inside = max_concurrent_requests
@@ -71,15 +81,24 @@ class Admission:
         if self.draining:
             self.refused["draining"] += 1
             raise DrainingError(self.drain_seconds)
-        if self._max_inside is not None and self.inside >= self._max_inside:
-            message = f"the server runs {self.inside} requests, as many as it takes at once"
-            raise self._full("concurrency", message, self._seconds_for(1, by_tokens=False))
-        if self.queued_requests >= self._max_requests:
-            message = f"{self.queued_requests} requests are waiting, as many as the queue holds"
-            raise self._full("queue_requests", message, self._seconds_for(1, by_tokens=False))
+        self._find_place()
         self.inside += 1
-        self.queued_requests += 1
+        self.arriving += 1
         return Entry(self._clock())
+
+    def receive(self, entry: Entry, size: int) -> None:
+        """So many bytes more of its body have come, and it is not complete. Raises OverloadedError."""
+        entry.bytes += size
+        self.arriving_bytes += size
+        if entry.bytes > limits.SHORT_BODY_BYTES and self.arriving_bytes > limits.MAX_ARRIVING_BYTES:
+            raise self._full("arriving", "too many long bodies are arriving", _UNKNOWN_SECONDS)
+
+    def arrived(self, entry: Entry) -> None:
+        """Its body is complete: it takes its place in the queue. Raises OverloadedError."""
+        self._find_place()
+        self._end_arrival(entry)
+        entry.waiting = True
+        self.queued_requests += 1
 
     def charge(self, entry: Entry, tokens: int) -> None:
         """Adds the request's tokens to the queue. One that finds no tokens waiting is taken, however long."""
@@ -96,6 +115,8 @@ class Admission:
             self._left.append((self._clock(), entry.tokens))
 
     def leave(self, entry: Entry) -> None:
+        if entry.arriving:
+            self._end_arrival(entry)
         if entry.waiting:
             self._leave_queue(entry)
         self.inside -= 1
@@ -122,6 +143,20 @@ class Admission:
         if asked is None or most is None:
             return most if asked is None else asked
         return min(asked, most)
+
+    def _find_place(self) -> None:
+        running = self.inside - self.arriving
+        if self._max_inside is not None and running >= self._max_inside:
+            message = f"the server runs {running} requests, as many as it takes at once"
+            raise self._full("concurrency", message, self._seconds_for(1, by_tokens=False))
+        if self.queued_requests >= self._max_requests:
+            message = f"{self.queued_requests} requests are waiting, as many as the queue holds"
+            raise self._full("queue_requests", message, self._seconds_for(1, by_tokens=False))
+
+    def _end_arrival(self, entry: Entry) -> None:
+        entry.arriving = False
+        self.arriving -= 1
+        self.arriving_bytes -= entry.bytes
 
     def _leave_queue(self, entry: Entry) -> None:
         entry.waiting = False
@@ -177,7 +212,7 @@ class Admit:
 
 
 class Door:
-    """Around a route that takes work: refuses before the body is read."""
+    """Around a route that takes work: refuses before the body is read, or where it is complete."""
 
     def __init__(self, endpoint: Endpoint, state: ServerState, admission: Admission) -> None:
         self._endpoint = endpoint
@@ -193,7 +228,17 @@ class Door:
             self._state.observe(exchange.record)
             return
         scope[ENTRY] = entry
+
+        async def counted() -> Message:
+            message = await receive()
+            if entry.arriving and message["type"] == "http.request":
+                if message.get("more_body", False):
+                    self._admission.receive(entry, len(message.get("body", b"")))
+                else:
+                    self._admission.arrived(entry)
+            return message
+
         try:
-            await self._endpoint(scope, receive, send)
+            await self._endpoint(scope, counted, send)
         finally:
             self._admission.leave(entry)

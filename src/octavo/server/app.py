@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import time
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from octavo.server.exchange import Endpoint, Message, Receive, Send
 from octavo.server.metrics import Metrics
 from octavo.server.ops import Ops
 from octavo.server.state import RequestRecord, Scope, ServerState
+from octavo.server.tracing import Tracer, open_tracer
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -41,10 +43,11 @@ class Server:
     admission: Admission
     metrics: Metrics
     ops: Ops
+    tracer: Tracer | None
 
 
 def build(config: ServerConfig, engine: EngineClient) -> Server:
-    """Raises ConfigError for a key file that cannot be used."""
+    """Raises ConfigError for a key file that cannot be used, and for traces without what sends them."""
     from starlette.applications import Starlette
 
     from octavo.server import openai_routes, openapi, tgi_routes, tokenize_routes
@@ -58,6 +61,9 @@ def build(config: ServerConfig, engine: EngineClient) -> Server:
         timeouts=Timeouts(config.queue_timeout, config.first_token_timeout, config.request_timeout),
     )
     metrics = Metrics(engine, admission, config.model_names[0])
+    tracer = None
+    if config.otlp_traces_endpoint is not None:
+        tracer = open_tracer(config.otlp_traces_endpoint, config.model_names[0])
     state = ServerState(
         engine,
         config.model_names,
@@ -66,16 +72,20 @@ def build(config: ServerConfig, engine: EngineClient) -> Server:
         keep_alive=config.keep_alive_interval,
         max_concurrent_requests=config.max_concurrent_requests or config.max_num_seqs + config.max_queued_requests,
         admission=lambda scope, cost: Admit(admission, scope, cost),
-        observe=partial(_observe, metrics, config.log_requests),
+        observe=partial(_observe, metrics, tracer, config.log_requests),
         salt=(lambda scope, asked: asked) if config.share_prefix_cache else salt_of,
     )
     ops = Ops(engine, admission, metrics, config.stall_timeout / 2)
+    state.problem = ops.problem
     surfaces = (openai_routes, tgi_routes, tokenize_routes, openapi)
     surface_routes = [route for surface in surfaces for route in surface.routes(state)]
     for route in surface_routes:
         if isinstance(route.app, Endpoint):
             route.app = Door(route.app, state, admission)
     ops_routes = ops.routes()
+    own_routes = [ops.livez, ops.readyz, ops.metrics]
+    for route in (*ops_routes, *surface_routes, *own_routes):
+        _match_to_the_end(route)
     public = [route for route in ops_routes if route.path == "/livez"]
     handlers = fallback_handlers()
     main = Starlette(routes=[*ops_routes, *surface_routes], exception_handlers=handlers)
@@ -83,9 +93,15 @@ def build(config: ServerConfig, engine: EngineClient) -> Server:
     app: ASGIApp = Guard(main, keys, public)
     if config.cors_origin:
         app = _with_cors(app, config.cors_origin)
-    own = Starlette(routes=[ops.livez, ops.readyz, ops.metrics], exception_handlers=handlers)
+    own = Starlette(routes=own_routes, exception_handlers=handlers)
     own.router.redirect_slashes = False
-    return Server(RequestIds(app), own, [*ops_routes, *surface_routes], state, admission, metrics, ops)
+    return Server(RequestIds(app), own, [*ops_routes, *surface_routes], state, admission, metrics, ops, tracer)
+
+
+def _match_to_the_end(route: Route) -> None:
+    """Starlette's patterns end with $, which a line break may follow."""
+    assert route.path_regex.pattern.endswith("$")
+    route.path_regex = re.compile(route.path_regex.pattern[:-1] + r"\Z")
 
 
 def _with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:
@@ -122,8 +138,10 @@ def _is_token(text: bytes) -> bool:
     return text.translate(None, b"-_.:").isalnum()
 
 
-def _observe(metrics: Metrics, logs: bool, record: RequestRecord) -> None:
+def _observe(metrics: Metrics, tracer: Tracer | None, logs: bool, record: RequestRecord) -> None:
     metrics.observe(record)
+    if tracer is not None:
+        tracer.observe(record)
     if logs:
         requests_log.info("%s", record.route, extra={"octavo": facts_of(record)})
 

@@ -6,6 +6,7 @@ from, so that an error names the flag, the variable or the key.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,8 @@ import msgspec
 from msgspec import Meta
 
 from octavo import limits
-from octavo.errors import ConfigError
+from octavo.engine.memory import parse_bytes
+from octavo.errors import ConfigError, InvalidParameterError
 
 ENV_PREFIX = "OCTAVO_"
 
@@ -66,7 +68,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None, _set("--kv-memory", help="Memory for KV blocks, e.g. 2GiB; half of the free memory otherwise.")
     ] = None
     max_model_len: Annotated[
-        _Count | None,
+        Annotated[int, Meta(ge=2)] | None,
         _set(
             "--max-model-len", "--max-total-tokens", help="Longest prompt + output in tokens.", tgi="MAX_TOTAL_TOKENS"
         ),
@@ -174,19 +176,26 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_requests: Annotated[
         bool, _set("--log-requests", "--enable-log-requests", help="Log a line for each request (never its content).")
     ] = False
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        _set(
+            "--otlp-traces-endpoint",
+            help="Send OpenTelemetry traces there, as OTLP over HTTP; needs pip install octavo[otel].",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name}={getattr(self, name)!r}", "one of " + ", ".join(allowed))
-        for key in self.api_key:
-            if (
-                not 1 <= len(key) <= limits.MAX_API_KEY_CHARS
-                or not key.isascii()
-                or not key.isprintable()
-                or " " in key
-            ):
-                raise ConfigError("api_key", "keys of printable ASCII characters without blanks")
+        for name in self.__struct_fields__:
+            problem = _problem(name, getattr(self, name))
+            if problem is not None:
+                raise ConfigError(_shown(name, name, getattr(self, name)), problem)
+
+    def __repr__(self) -> str:
+        shown = (
+            f"{name}={'<hidden>' if settings()[name][0].secret else repr(getattr(self, name))}"
+            for name in self.__struct_fields__
+        )
+        return f"ServerConfig({', '.join(shown)})"
 
     @property
     def model_names(self) -> list[str]:
@@ -194,12 +203,42 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return list(self.served_model_name) or [self.model]
 
 
-_CHOICES = {
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "weights": ("auto", "f32", "q8", "q4"),
+    "kv_dtype": ("auto", "f16", "f32", "int8"),
+    "kernels": ("auto", "scalar", "avx2", "avx512", "amx"),
+    "policy": ("fcfs", "priority", "lpm"),
     "log_level": ("debug", "info", "warning", "error"),
     "log_format": ("plain", "json"),
-    "policy": ("fcfs", "priority", "lpm"),
-    "kv_dtype": ("auto", "f16", "f32", "int8"),
 }
+_OTHER_WORDS = {"log_level": {"trace": "debug", "warn": "warning", "critical": "error"}}  # of TGI and Python
+
+
+def _problem(name: str, value: Any) -> str | None:
+    """What is allowed, where a value of the right type is not."""
+    if name in CHOICES and value not in CHOICES[name]:
+        return "one of " + ", ".join(CHOICES[name])
+    if name == "kv_memory" and value is not None:
+        try:
+            parse_bytes(name, value)
+        except InvalidParameterError as error:
+            return error.allowed
+    if name == "otlp_traces_endpoint" and value is not None and not re.fullmatch(r"https?://[^/\s@]+(/\S*)?", value):
+        return "an address that begins with http:// or https://; a password for it goes in OTEL_EXPORTER_OTLP_HEADERS"
+    if name == "api_key" and not all(map(_can_be_a_key, value)):
+        return f"keys of 1 to {limits.MAX_API_KEY_CHARS} printable ASCII characters without blanks and commas"
+    return None
+
+
+def _can_be_a_key(text: str) -> bool:
+    """Without commas, as they divide the keys in a variable."""
+    printable = text.isascii() and text.isprintable() and " " not in text and "," not in text
+    return printable and 1 <= len(text) <= limits.MAX_API_KEY_CHARS
+
+
+def _shown(source: str, name: str, value: Any) -> str:
+    is_secret = settings()[name][0].secret or re.search("://[^/]*@", str(value))  # a key, or an address with a password
+    return source if is_secret else f"{source}={value!r}"
 
 
 @cache
@@ -222,27 +261,43 @@ def load_config(
     """Puts the sources together. `flags`: the fields that were given. Raises ConfigError, which names the source."""
     flags = dict(flags or {})
     environment = environment or {}
-    file = file or environment.get(ENV_PREFIX + "CONFIG")
-    values = _from_file(Path(file)) if file else {}
+    variable = ENV_PREFIX + "CONFIG"
+    values = {}
+    if file or environment.get(variable):
+        path = Path(file or environment[variable])
+        values = _from_file(path, f"--config {path}" if file else f"{variable}={path}")
     values |= _from_environment(environment, tgi="MODEL_ID" in environment)
     for name, value in flags.items():
         values[name] = _checked(name, value, settings()[name][0].flags[0])
     return ServerConfig(**values)
 
 
-def _from_file(path: Path) -> dict[str, Any]:
+def _from_file(path: Path, source: str) -> dict[str, Any]:
+    """Errors tell where in the file, never what stands there: it may be a key."""
     import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Numbers and dates stay texts, which are read as the setting's type: as variables are."""
+
+        yaml_implicit_resolvers = {  # noqa: RUF012
+            first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] in ("bool", "null", "merge")]
+            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
 
     try:
         if path.stat().st_size > limits.MAX_SERVER_CONFIG_BYTES:
-            raise ConfigError(str(path), f"a file of at most {limits.MAX_SERVER_CONFIG_BYTES} bytes")
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"--config {path}", f"a YAML file that can be read: {error}") from None
+            raise ConfigError(source, f"a file of at most {limits.MAX_SERVER_CONFIG_BYTES} bytes")
+        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader)
+    except OSError as error:
+        raise ConfigError(source, f"a file that can be read ({error.strerror})") from None
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f"; something is wrong at line {mark.line + 1}, column {mark.column + 1}"
+        raise ConfigError(source, f"a YAML file in UTF-8{where}") from None
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
-        raise ConfigError(f"--config {path}", "a YAML mapping of settings to values")
+        raise ConfigError(source, "a YAML mapping of settings to values")
     values = {}
     for key, value in loaded.items():
         name = str(key).replace("-", "_")
@@ -253,24 +308,40 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 
 def _from_environment(environment: Mapping[str, str], *, tgi: bool) -> dict[str, Any]:
-    """OCTAVO_* variables. TGI's bare names count only beside MODEL_ID: on its own, PORT may be another program's."""
+    """OCTAVO_* variables. TGI's bare names count only beside MODEL_ID: on its own, PORT may be another program's.
+
+    An empty variable counts as none, but for secrets: a key that failed to be filled in must not open the door.
+    """
     values = {}
-    for name, (setting, _) in settings().items():
-        for variable in (setting.tgi if tgi else None, ENV_PREFIX + name.upper()):
-            if variable is not None and environment.get(variable):
-                values[name] = _checked(name, environment[variable], variable)
+    for name, (setting, kind) in settings().items():
+        theirs, ours = setting.tgi if tgi else None, ENV_PREFIX + name.upper()
+        for variable in (theirs, ours):
+            text = None if variable is None else environment.get(variable)
+            if variable is None or text is None or (not text and not setting.secret):
+                continue
+            one = _is_list(kind) and variable == theirs  # TGI divides no lists
+            values[name] = _checked(name, [text] if one else text, variable)
     return values
 
 
 def _checked(name: str, value: Any, source: str) -> Any:
-    kind = settings()[name][1]
+    """The value as the setting's type. Raises ConfigError, which names the source."""
+    setting, kind = settings()[name]
+    given = value
     if _is_list(kind) and isinstance(value, str):
         value = [item.strip() for item in value.split(",") if item.strip()]
+        if setting.secret and not value:
+            raise ConfigError(source, "a key: it is set, but there is none in it")
+    if name in CHOICES and isinstance(value, str):
+        value = _OTHER_WORDS.get(name, {}).get(value.lower(), value.lower())
     try:
-        return msgspec.convert(value, kind, strict=False)
+        value = msgspec.convert(value, kind, strict=False)
+        problem = _problem(name, value)
     except msgspec.ValidationError as error:
-        shown = "" if settings()[name][0].secret else f"={value!r}"
-        raise ConfigError(f"{source}{shown}", str(error)) from None
+        problem = str(error)
+    if problem is not None:
+        raise ConfigError(_shown(source, name, given), problem)
+    return value
 
 
 def _is_list(kind: Any) -> bool:
@@ -278,14 +349,17 @@ def _is_list(kind: Any) -> bool:
 
 
 def show_config(config: ServerConfig) -> str:
-    """The settings as the YAML file that would give them; secrets are not shown."""
+    """The settings as the YAML file that would give them, without keys: a comment says that there were some."""
     import yaml
 
     values = msgspec.to_builtins(config)
-    for name, (setting, _) in settings().items():
-        if setting.secret and values[name]:
-            values[name] = ["<hidden>"] * len(values[name])
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    hidden = {name: values.pop(name) for name, (setting, _) in settings().items() if setting.secret}
+    notes = [
+        f"# {name.replace('_', '-')}: {len(value)} set, which this file does not tell: give them again beside it\n"
+        for name, value in hidden.items()
+        if value
+    ]
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True) + "".join(notes)
 
 
 def flag_options() -> Iterator[tuple[str, Setting, Any, Any]]:

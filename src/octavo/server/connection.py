@@ -1,7 +1,8 @@
 """One connection: uvicorn's HTTP/1.1 protocol with bounds on sizes and times, checked before more is parsed.
 
 End of input from the client is taken as its leaving, also when only its sending side is closed: the two cannot be told
-apart until an answer is written, and what nobody waits for must not run.
+apart until an answer is written, and what nobody waits for must not run. What a client sends before it has its answer
+is held back and parsed afterwards: nothing of it may end, delay or get into the answer that is under way.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo import limits
 from octavo.server.errors import ApiError, json_bytes, openai_body
+from octavo.server.exchange import Message, Receive, Send
+from octavo.server.state import Scope
 
 _REASONS = {
     400: b"Bad Request",
@@ -48,8 +51,11 @@ class Connection(HttpToolsProtocol):
         self._cut_off = cut_off  # told when a slow reader is
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None  # the last request that was handed to the application
+        self._held = bytearray()  # what came behind it
         self._in_head = False
-        self._head_bytes = 0  # of a head that is not complete yet
+        self._head_bytes = 0  # of a head that is not complete yet; not what came with the end of another request
+        self._saw_end = False  # of a request, in what was last read
         self._body_bytes = 0
         self._refusal: ApiError | None = None
 
@@ -64,18 +70,74 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_reading_timer()
         self._stop_writing_timer()
+        self._end_requests()
         super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        self._end_requests()  # now: the connection itself lives on until its last answer is written out
+
+    def _end_requests(self) -> None:
+        """Nobody waits for them any more."""
+        waiting = [cycle for cycle, _ in self.pipeline]
+        for cycle in waiting if self._running is None else [self._running, *waiting]:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self.pipeline.clear()
+        self._held.clear()
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
             return
+        if self._answering and not self._running_in_body:
+            self._hold(data)
+            return
+        if not self._in_head and not self._in_body and not data.strip(b"\r\n"):
+            return  # old clients send empty lines behind a body
         if self._reading is None and not self._in_body:
             self._await_head()
+        self._saw_end = False
         super().data_received(data)
-        if self._in_head and self._refusal is None:
+        if self.pipeline:
+            self.flow.resume_reading()  # to see the client leave
+        if self._in_head and not self._saw_end and self._refusal is None:
             self._head_bytes += len(data)
             if self._head_bytes > limits.MAX_HEADER_BYTES + limits.MAX_URL_BYTES:
                 self._refuse(ApiError(431, "the header is too long"))
+
+    def _hold(self, data: bytes) -> None:
+        self._held += data
+        if len(self._held) > limits.MAX_PIPELINED_BYTES:
+            self._refuse(ApiError(400, "too much was sent before the first request was answered"))
+
+    # Requests
+
+    @property
+    def _answering(self) -> bool:
+        return self._running is not None and not self._running.response_complete
+
+    @property
+    def _running_in_body(self) -> bool:
+        return self._running is self.cycle and self._in_body
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        if cycle.more_body:
+            self._start_reading_timer(self._bounds.body_seconds)
+        super()._start_asgi_task(cycle, partial(_answer, cycle, app))
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()  # may start the next request
+        if self.transport.is_closing():
+            return
+        if self._refusal is not None and not self._answering:
+            self._tell_refusal()
+            return
+        if self._in_head and not self._answering:
+            self._await_head()
+        held, self._held = bytes(self._held), bytearray()
+        if held:
+            self.data_received(held)
 
     # Timers
 
@@ -97,7 +159,7 @@ class Connection(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._reading = None
-        if self._head_bytes or self._in_head or self._in_body:
+        if self._in_head or self._in_body:
             self._refuse(ApiError(408, "the request did not arrive in time"))
         else:  # it has said nothing at all
             self.transport.close()
@@ -146,8 +208,7 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= limits.MAX_PIPELINED_REQUESTS:
             self._stop_parsing(ApiError(400, "too many requests were sent before the first was answered"))
         self._in_head = False
-        self._head_bytes = 0
-        self._start_reading_timer(self._bounds.body_seconds)
+        self._stop_reading_timer()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -160,8 +221,10 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._saw_end = True
         self._stop_reading_timer()
         super().on_message_complete()
+        self.cycle.more_body = False  # also of one that was answered before it was complete
 
     # Refusals
 
@@ -174,21 +237,51 @@ class Connection(HttpToolsProtocol):
         self._refuse(self._refusal or ApiError(400, "this is not a valid HTTP request"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answers what is no request; if an answer is under way, only ends: more text would be read as part of it."""
+        """Answers what is no request, in its turn, and ends the connection."""
         self._refusal = error
+        self._held.clear()
         self._stop_reading_timer()
-        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+        if self._answering and not self._running_in_body:
+            if self._in_body:
+                self.pipeline.popleft()  # the newest one, which is not complete
+            return  # on_response_complete goes on
+        if self._in_body and self.cycle.response_complete:
+            self.transport.close()
+        elif self._in_body and self.cycle.response_started:  # more text would be read as part of the answer
             self.transport.abort()
-            return
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # what it would still answer has no place any more
-            self.cycle.message_event.set()
-        body = json_bytes(openai_body(error))
+        else:
+            self._end_requests()  # what they would still answer has no place any more
+            self._tell_refusal()
+
+    def _tell_refusal(self) -> None:
+        assert self._refusal is not None
+        body = json_bytes(openai_body(self._refusal))
+        status = self._refusal.status
         self.transport.write(
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-            % (error.status, _REASONS[error.status], len(body), body)
+            % (status, _REASONS[status], len(body), body)
         )
         self.transport.close()
+
+
+async def _answer(cycle: RequestResponseCycle, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
+    try:
+        await app(scope, receive, _close_delimited(cycle) if scope["http_version"] in ("0.9", "1.0") else send)
+    except asyncio.CancelledError:  # the server ends, and has waited for this one as long as it does
+        cycle.disconnected = True
+        cycle.transport.abort()
+
+
+def _close_delimited(cycle: RequestResponseCycle) -> Send:
+    """Clients before HTTP/1.1 know no chunks: what has no content-length ends with the connection."""
+    cycle.chunked_encoding = cycle.keep_alive = False
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            cycle.expected_content_length = len(message.get("body", b""))  # else it must match a header
+        await cycle.send(cast(Any, message))
+
+    return send
 
 
 def connection_class(bounds: ConnectionBounds, cut_off: Callable[[], None]) -> type[asyncio.Protocol]:

@@ -21,6 +21,7 @@ from octavo.errors import (
     InvalidParameterError,
     OctavoError,
     OverloadedError,
+    QueueFullError,
     RequestFailedError,
     SlowReaderError,
 )
@@ -88,6 +89,8 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, OverloadedError):
         headers = {"retry-after": str(error.retry_after)}
         return ApiError(429, str(error), code="overloaded", headers=headers, tgi_type="overloaded")
+    if isinstance(error, QueueFullError):  # the engine's queue, of outputs; the door counts requests
+        return ApiError(429, str(error), code="overloaded", headers={"retry-after": "5"}, tgi_type="overloaded")
     if isinstance(error, DrainingError):
         return ApiError(503, str(error), code="draining", headers={"retry-after": str(error.retry_after)})
     if isinstance(error, CapacityError):

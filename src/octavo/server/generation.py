@@ -42,18 +42,9 @@ class Generation:
     def n(self) -> int:
         return self.params[0].n
 
-    def cost(self, max_model_len: int) -> RequestCost:
-        rooms = [max(0, max_model_len - len(prompt.ids)) for prompt in self.prompts]
-        wanted = [
-            room if params.max_tokens is None else min(room, params.max_tokens)
-            for room, params in zip(rooms, self.params)
-        ]
-        return RequestCost(
-            sum(len(prompt.ids) for prompt in self.prompts),
-            self.n * sum(wanted),
-            self.n * len(self.prompts),
-            *self.timeouts,
-        )
+    @property
+    def cost(self) -> RequestCost:
+        return RequestCost(sum(len(prompt.ids) for prompt in self.prompts), self.n * len(self.prompts), *self.timeouts)
 
 
 def default_sampling(recommended: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,9 +93,10 @@ class Running:
 async def running(state: ServerState, exchange: Exchange, generation: Generation) -> AsyncIterator[Running]:
     """Admits and submits; whatever happens inside, nothing of it runs on in the engine afterwards."""
     record = exchange.record
-    cost = generation.cost(state.info.max_model_len)
+    cost = generation.cost
     record.request_id, record.stream = generation.request_id, generation.stream
     record.sequences, record.prompt_tokens = cost.sequences, cost.prompt_tokens
+    record.params = generation.params[0]
     async with state.admission(exchange.scope, cost) as admitted:
         record.admitted = time.monotonic()
         streams: list[RequestStream] = []

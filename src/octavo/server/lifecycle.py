@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
+import resource
 import signal
 import socket
 import stat
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from octavo import limits
 from octavo.errors import ConfigError
 from octavo.server.config import ServerConfig
-from octavo.server.logs import set_up_logging
 
 if TYPE_CHECKING:
     import uvicorn
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("octavo")
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _HURRY_SECONDS = 1.0  # for answers to end after the drain's limit or the second signal
 
 
@@ -41,9 +45,11 @@ def run(config: ServerConfig, announce: Announce = lambda info, where: None) -> 
     """
     import uvloop
 
-    set_up_logging(config.log_level, config.log_format)
     with _listeners(config) as (main, ops):
-        return uvloop.run(_serve(config, main, ops, announce))
+        code = uvloop.run(_serve(config, main, ops, announce))
+    for number in _SIGNALS:  # threads may still be at a long text
+        signal.signal(number, lambda *_: os._exit(code))
+    return code
 
 
 # Sockets
@@ -67,28 +73,42 @@ def _listeners(config: ServerConfig) -> Iterator[tuple[list[socket.socket], list
 
 
 def _listen(host: str, port: int, flag: str) -> list[socket.socket]:
-    """A socket for each address of the host. SO_REUSEADDR: a restart need not wait for old connections to time out."""
+    """A socket for each address of the host that this machine has, all on one port."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise ConfigError(f"host {host!r}", f"an address of this machine ({error.strerror})") from None
     sockets: list[socket.socket] = []
-    try:
-        for family, _, _, _, address in dict.fromkeys(found):
-            listener = socket.socket(family, socket.SOCK_STREAM)
-            sockets.append(listener)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            listener.bind((address[0], port, *address[2:]))
-            listener.listen(2048)
-            port = listener.getsockname()[1]
-    except OSError as error:
+    failure: OSError | None = None
+    for family, _, _, _, address in dict.fromkeys(found):
+        try:
+            sockets.append(_bound(family, (address[0], port, *address[2:])))
+            port = sockets[-1].getsockname()[1]
+        except OSError as error:
+            failure = error
+            if error.errno not in _NOT_HERE:
+                break
+    if failure is not None and (not sockets or failure.errno not in _NOT_HERE):
         for listener in sockets:
             listener.close()
-        taken = "is taken by another program" if error.errno == 98 else f"can't be opened: {error.strerror}"
-        raise ConfigError(f"{flag} {port} on {host}", f"it {taken}; choose another with {flag}") from None
+        taken = failure.errno == errno.EADDRINUSE
+        problem = "is taken by another program" if taken else f"can't be opened: {failure.strerror}"
+        raise ConfigError(f"{flag} {port} on {host}", f"it {problem}; choose another with {flag}")
     return sockets
+
+
+def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart need not wait for old connections
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def _listen_unix(path: str) -> socket.socket:
@@ -131,14 +151,17 @@ async def _serve(config: ServerConfig, main: list[socket.socket], ops: list[sock
     from octavo.engine.client import EngineClient
     from octavo.server.app import build
 
+    signals = _Signals()
     engine = EngineClient(
-        engine_options(config), stall_seconds=config.stall_timeout, keep_alive=config.keep_alive_interval
+        engine_options(config),
+        stall_seconds=config.stall_timeout,
+        keep_alive=config.keep_alive_interval,
+        logs=(config.log_level, config.log_format),
     )
     server = build(config, engine)
-    signals = _Signals()
-    listeners = [(http_listener(config, server.app), main)]
+    listeners = [(http_listener(config, server.app, _most_connections(config.max_connections)), main)]
     if ops:
-        listeners.append((http_listener(config, server.ops_app), ops))
+        listeners.append((http_listener(config, server.ops_app, limits.MAX_OPS_CONNECTIONS), ops))
     serving = [asyncio.ensure_future(each.serve(sockets)) for each, sockets in listeners]
     ready = asyncio.ensure_future(engine.wait_ready())
     stopping = asyncio.ensure_future(signals.wait(1))
@@ -162,6 +185,8 @@ async def _serve(config: ServerConfig, main: list[socket.socket], ops: list[sock
             each.should_exit = True
         await asyncio.wait(serving, timeout=2 * _HURRY_SECONDS)
         server.state.close()
+        if server.tracer is not None:
+            server.tracer.close()
         log.info("the server has ended")
 
 
@@ -191,7 +216,22 @@ def engine_options(config: ServerConfig) -> Any:
     )
 
 
-def http_listener(config: ServerConfig, app: Any) -> uvicorn.Server:
+def _most_connections(wanted: int) -> int:
+    """How many the system's limit of open files allows, after it was raised as far as that takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + limits.RESERVED_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    most = max(1, soft - limits.RESERVED_DESCRIPTORS)
+    log.warning("at most %d connections at once: no more than %d files may be open (ulimit -n)", most, soft)
+    return most
+
+
+def http_listener(config: ServerConfig, app: Any, connections: int | None = None) -> uvicorn.Server:
+    """`connections`: the most at once; the setting, if not given."""
     import uvicorn
 
     from octavo.server.connection import ConnectionBounds, connection_class
@@ -201,7 +241,7 @@ def http_listener(config: ServerConfig, app: Any) -> uvicorn.Server:
         body_seconds=config.body_timeout,
         slow_client_seconds=config.slow_client_timeout,
         body_bytes=config.max_body_bytes,
-        connections=config.max_connections,
+        connections=config.max_connections if connections is None else connections,
     )
     settings = uvicorn.Config(
         app,
@@ -230,7 +270,7 @@ class _Signals:
         self.count = 0
         self._changed = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _SIGNALS:
             loop.add_signal_handler(number, self._came)
 
     def _came(self) -> None:
@@ -249,7 +289,7 @@ async def _drain(server: Server, signals: _Signals, seconds: float) -> None:
     admission.draining = True
     admission.drain_seconds = max(1, round(seconds))
     log.info("shutting down: %d requests may finish within %g s", admission.inside, seconds)
-    hurry = asyncio.ensure_future(signals.wait(signals.count + 1))
+    hurry = asyncio.ensure_future(signals.wait(2))
     end = asyncio.get_running_loop().time() + seconds
     while admission.inside and not hurry.done() and asyncio.get_running_loop().time() < end:
         await asyncio.wait((hurry,), timeout=0.05)

@@ -27,7 +27,7 @@ from octavo.server.schema import (
 )
 from octavo.server.state import ServerState
 
-ANY_MODEL = "tgi"  # what clients of TGI send whatever the model
+ANY_MODEL = ("tgi", "dummy")  # what clients of TGI send whatever the model
 
 
 def prepare_completion(state: ServerState, exchange: Exchange, body: bytes) -> Answer:
@@ -152,7 +152,7 @@ def _check_stream_options(request: SamplingFields) -> None:
 
 def check_model(state: ServerState, name: str | None) -> str:
     """The name that answers say. Raises ApiError (404) for a model that is not served."""
-    if not name or name == ANY_MODEL:
+    if not name or name in ANY_MODEL:
         return state.model_names[0]
     if name not in state.model_names:
         shown = name if len(name) <= 100 else name[:100] + "…"

@@ -70,7 +70,7 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
 def _responses(path: str, error: str) -> dict[str, Any]:
     content = _json({"type": ["object", "array"]})
     if path in _STREAMS:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}
     failed = {"description": "Refused or failed", "content": _json({"$ref": _REF.format(name=error)})}
     return {"200": {"description": "The answer", "content": content}, "4XX": failed, "5XX": failed}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,8 @@ from octavo.server.errors import invalid
 from octavo.server.schema import ChatCompletionRequest, CompletionRequest, TokenizeRequest
 from octavo.server.state import ServerState
 
-# What the template gets from us; a body must not put its own in their place.
-_OURS = frozenset({"messages", "add_generation_prompt", "bos_token", "eos_token", "unk_token", "pad_token"})
+# What the template gets from us, and names of Python's; a body must not put its own in their place.
+_OURS = frozenset({"self", "messages", "add_generation_prompt", "bos_token", "eos_token", "unk_token", "pad_token"})
 
 
 @dataclass(slots=True)
@@ -107,7 +108,7 @@ def render_chat(
     """The conversation by the model's template. With continue_final_message the text ends inside the last message."""
     if len(messages) > limits.MAX_MESSAGES:
         raise InvalidParameterError("messages", f"{len(messages)} messages", f"at most {limits.MAX_MESSAGES}")
-    variables = variables or {}
+    variables = dict(variables or {})
     taken = [name for name in variables if name in _OURS or not name.isidentifier() or name.startswith("_")]
     if taken:
         raise InvalidParameterError(
@@ -116,22 +117,41 @@ def render_chat(
     if continue_final_message and add_generation_prompt:
         raise InvalidParameterError("add_generation_prompt", True, "false with continue_final_message, or left out")
     opens = not continue_final_message if add_generation_prompt is None else add_generation_prompt
-    text = state.tokenizer.apply_chat_template(messages, add_generation_prompt=opens, **variables)
-    return _cut_behind_last(text, messages[-1].get("content")) if continue_final_message else text
+
+    def render(messages: list[dict[str, Any]]) -> str:
+        return state.tokenizer.apply_chat_template(messages, add_generation_prompt=opens, **variables)
+
+    return _until_last(render, messages) if continue_final_message else render(messages)
 
 
-def _cut_behind_last(text: str, content: Any) -> str:
-    """Without what the template writes behind the last message's content, which some templates strip."""
-    if isinstance(content, list):
-        content = content[-1].get("text") if content and isinstance(content[-1], dict) else None
+def _until_last(render: Callable[[list[dict[str, Any]]], str], messages: list[dict[str, Any]]) -> str:
+    """Up to where the last message's content ends. A mark is rendered with it: its own text may also be the template's.
+
+    Digits, as no template changes them; a blank behind them, as templates that strip contents then show it.
+    """
+    digits = f"{secrets.randbits(128):039}"
+    mark = digits + " "
+    marked = _with_ending(messages, lambda text: text + mark)
+    text = render(messages if marked is None else marked)  # without text to mark: for the template's own complaints
+    if marked is not None and mark not in text:
+        mark = digits
+        text = render(_with_ending(messages, lambda text: text.rstrip() + mark) or messages)
+    if mark not in text:
+        allowed = "false, unless the last message ends in text to go on from"
+        raise InvalidParameterError("continue_final_message", True, allowed)
+    return text[: text.rindex(mark)].replace(mark, "")  # a template may show the content twice
+
+
+def _with_ending(messages: list[dict[str, Any]], change: Callable[[str], str]) -> list[dict[str, Any]] | None:
+    """With another text at the end of the last message; None if no text is there."""
+    content = messages[-1].get("content") if messages else None
     if isinstance(content, str):
-        for wanted in (content, content.rstrip(), content.strip()):
-            start = text.rfind(wanted) if wanted else -1
-            if start >= 0:
-                return text[: start + len(wanted)]
-    raise InvalidParameterError(
-        "continue_final_message", True, "false, unless the last message ends in text to go on from"
-    )
+        return [*messages[:-1], {**messages[-1], "content": change(content)}]
+    part = content[-1] if isinstance(content, list) and content else None
+    if isinstance(content, list) and isinstance(part, dict) and isinstance(part.get("text"), str):
+        parts = [*content[:-1], {**part, "text": change(part["text"])}]
+        return [*messages[:-1], {**messages[-1], "content": parts}]
+    return None
 
 
 def tokenize_prompt(state: ServerState, request: TokenizeRequest) -> EncodedPrompt:

@@ -192,6 +192,16 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "logprob_token_ids": ([],),
     "repetition_detection": (),
     "detokenize": (True,),
+    # llama.cpp's, Ollama's and SGLang's
+    "repeat_penalty": (1, 1.0),
+    "mirostat": (0,),
+    "dry_multiplier": (0, 0.0),
+    "xtc_probability": (0, 0.0),
+    "top_n_sigma": (-1, -1.0),
+    "num_predict": (),
+    "n_predict": (),
+    "stop_regex": ([],),
+    "custom_logit_processor": (),
     "lora_path": (),
     "adapter_id": (),
     "watermark": (False,),
@@ -204,16 +214,13 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
 _NAMES = frozenset(field.name for field in msgspec.structs.fields(SamplingFields)) & set(
     SamplingParams.__dataclass_fields__
 )
-_STRINGS = re.compile(rb'"[^"]*"?')
-_OPENS_AND_CLOSES = bytes.maketrans(b"{}", b"[]")
-_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _HEADER_SAFE = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 _PATH = re.compile(r"^(.*?)(?: - at (?:`key` in )?`\$\.?([^`]*)`)?$", re.DOTALL)
 
 
 def decode(body: bytes, kind: type[S]) -> tuple[S, list[str]]:
     """The body as a struct, and the names in it that mean nothing to us. Raises ApiError (400)."""
-    _check_depth(body)
+    _check_shape(body)
     fields: dict[str, msgspec.Raw] = _decoded(body, dict[str, msgspec.Raw])
     known = kind.__struct_fields__
     unknown = [name for name in fields if name not in known]
@@ -283,16 +290,32 @@ def _invalid_field(message: str) -> ApiError:
     return invalid(path, f"{path}: {problem[:1].lower()}{problem[1:]}", "invalid_type")
 
 
-def _check_depth(body: bytes) -> None:
-    """Before the parser, whose own bound is the stack's. In whole passes over the bytes: a loop would be slow."""
-    if body.count(b"[") + body.count(b"{") <= limits.MAX_JSON_DEPTH:
+def _check_shape(body: bytes) -> None:
+    """Before the parser, which holds up all threads while it makes objects, and whose own depth is the stack's.
+
+    In whole passes over the bytes: a loop would be slow. Exact up to the first error, where the parser stops.
+    """
+    if (
+        body.count(b"[") + body.count(b"{") <= limits.MAX_JSON_DEPTH
+        and body.count(b":") <= limits.MAX_JSON_MEMBERS
+        and body.count(b",") < limits.MAX_JSON_VALUES
+    ):
         return
-    outside = _STRINGS.sub(b"", body.replace(b"\\\\", b"").replace(b'\\"', b""))
-    brackets = outside.translate(_OPENS_AND_CLOSES, _NO_BRACKETS)
-    for _ in range(limits.MAX_JSON_DEPTH):
-        brackets = brackets.replace(b"[]", b"")  # the innermost level
-    if b"[]" in brackets or brackets.count(b"[") > limits.MAX_JSON_DEPTH:
+    import numpy as np
+
+    text = np.frombuffer(body.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
+    outside = ~np.bitwise_xor.accumulate(text == ord('"'))  # of strings
+    opens = ((text == ord("[")) | (text == ord("{"))) & outside
+    closes = ((text == ord("]")) | (text == ord("}"))) & outside
+    if np.cumsum(opens.view(np.int8) - closes.view(np.int8), dtype=np.int32).max() > limits.MAX_JSON_DEPTH:
         raise _too_deep()
+    members = np.count_nonzero(opens) + np.count_nonzero((text == ord(":")) & outside)
+    if members > limits.MAX_JSON_MEMBERS:
+        raise invalid(
+            None, f"the body has more than {limits.MAX_JSON_MEMBERS} lists, objects and fields", "invalid_json"
+        )
+    if np.count_nonzero((text == ord(",")) & outside) >= limits.MAX_JSON_VALUES:
+        raise invalid(None, f"the body has more than {limits.MAX_JSON_VALUES} values", "invalid_json")
 
 
 def _too_deep() -> ApiError:

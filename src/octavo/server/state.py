@@ -17,6 +17,7 @@ from octavo.errors import EngineUnavailableError
 if TYPE_CHECKING:
     from octavo.engine.client import EngineClient
     from octavo.engine.ipc import EngineInfo
+    from octavo.params import SamplingParams
     from octavo.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -26,13 +27,12 @@ Scope = MutableMapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RequestCost:
-    """What admission weighs. prompt_tokens, max_tokens: of all prompts and outputs; sequences: prompts x n.
+    """What admission weighs. prompt_tokens: of all prompts; sequences: prompts x n.
 
     The timeouts are seconds that the body asks for; None: it does not.
     """
 
     prompt_tokens: int
-    max_tokens: int
     sequences: int
     queue_timeout: float | None = None
     first_token_timeout: float | None = None
@@ -74,6 +74,7 @@ class RequestRecord:
     finish_reasons: list[str] = field(default_factory=list)
     status: int = 0
     error_code: str | None = None
+    params: SamplingParams | None = None  # of its first prompt, once it is read
     disconnected: bool = False
 
     def saw_tokens(self, count: int) -> None:
@@ -103,8 +104,8 @@ class ServerState:
     """model_names: what clients may call the model; the first is what answers say.
 
     admission: entered before a request is submitted, left when it is over; raises OverloadedError, DrainingError or
-    DeadlineError. observe: gets each request's record. salt: the cache salt of a request, from who asks and what the
-    body asks for.
+    DeadlineError. observe: gets each request's record. problem: why no request should be sent here now; None: it is
+    ready. salt: the cache salt of a request, from who asks and what the body asks for.
     """
 
     engine: EngineClient
@@ -115,6 +116,7 @@ class ServerState:
     max_concurrent_requests: int = limits.MAX_BATCH_SEQUENCES
     admission: Admission = _admit_all
     observe: Callable[[RequestRecord], None] = lambda record: None
+    problem: Callable[[], tuple[str, str] | None] = lambda: None
     salt: Callable[[Scope, str | None], str | None] = lambda scope, asked: asked
     short_threads: ThreadPoolExecutor = field(default_factory=_threads("octavo-text", 2))
     long_threads: ThreadPoolExecutor = field(default_factory=_threads("octavo-long-text", 1))
@@ -157,6 +159,6 @@ class ServerState:
         return await asyncio.get_running_loop().run_in_executor(threads, lambda: function(*args, **kwargs))
 
     def close(self) -> None:
-        """Ends the threads once what they do is done."""
-        self.short_threads.shutdown()
-        self.long_threads.shutdown()
+        """What the threads are at they finish, unless the process ends before; the rest is not begun."""
+        self.short_threads.shutdown(wait=False, cancel_futures=True)
+        self.long_threads.shutdown(wait=False, cancel_futures=True)

@@ -218,7 +218,7 @@ class Facts:
 
 
 def _health(state: ServerState) -> dict[str, str]:
-    if state.engine.state is not EngineState.READY:
+    if state.engine.state is not EngineState.READY or state.problem() is not None:
         raise ApiError(503, "unhealthy", tgi_type="healthcheck")
     return {"status": "ok"}
 
