@@ -14,7 +14,7 @@ from octavo import limits
 from octavo.errors import InvalidParameterError
 from octavo.grammar.expansion import check_lark, check_regex
 from octavo.grammar.gbnf import is_gbnf, lark_from_gbnf
-from octavo.grammar.json_schema import check_schema
+from octavo.grammar.json_schema import checked_schema
 from octavo.grammar.marker import Marker
 from octavo.grammar.vocabulary import Vocabulary
 from octavo.structured import KINDS, StructuredOutputs
@@ -127,12 +127,11 @@ def _source(kind: str, value: Any, tight: bool) -> str:
     from llguidance import LLMatcher
 
     if kind in ("json", "json_object"):
-        schema = value if kind == "json" else '{"type":"object"}'
-        check_schema(json.loads(schema))
+        schema = checked_schema(value) if kind == "json" else {"type": "object"}
         options: dict[str, Any] = {"whitespace_flexible": not tight}
         if not tight:
             options["whitespace_pattern"] = _SPACES
-        return LLMatcher.grammar_from_json_schema(schema, overrides=options)  # type: ignore[arg-type]
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)  # type: ignore[arg-type]
     if kind == "regex":
         check_regex("structured.regex", value)
         return LLMatcher.grammar_from_regex(value)

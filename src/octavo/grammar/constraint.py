@@ -59,8 +59,10 @@ class Constraint:
             self.check()
             self.done = True
         else:
-            self._forced.extend(self.matcher.compute_ff_tokens())
+            forced = self.matcher.compute_ff_tokens()
             self.check()
+            if forced:  # a vocabulary without all bytes can't spell every text: only as far as it does
+                self._forced.extend(forced[: self.matcher.validate_tokens(forced)])
 
     def check(self) -> None:
         """Raises RequestFailedError if the matcher came upon a limit."""
@@ -69,7 +71,9 @@ class Constraint:
 
     def _problem(self) -> str:
         lines = self.matcher.get_error().splitlines()
-        return lines[0][:200] if lines else "the output is already complete"
+        if not lines:
+            return "the output is already complete"
+        return "no token of the vocabulary can come next" if lines[0].startswith("NoExtension") else lines[0][:200]
 
     @property
     def forced(self) -> int | None:

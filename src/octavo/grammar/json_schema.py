@@ -60,9 +60,18 @@ _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
 }  # fmt: skip
 
 
-def check_schema(schema: Schema) -> None:
-    """Raises InvalidParameterError with the JSON path of a keyword that is not supported, malformed or too costly."""
+def checked_schema(text: str) -> dict[str, Any]:
+    """The schema without what says nothing.
+
+    Raises InvalidParameterError with the JSON path of a keyword that is not supported, malformed or too costly.
+    """
+    schema: Schema = json.loads(text)
+    if isinstance(schema, bool):
+        if not schema:
+            raise _refused("$", schema, "a schema that some value satisfies")
+        return {}
     _Checker(schema).check()
+    return schema
 
 
 class _Checker:
@@ -83,6 +92,7 @@ class _Checker:
                 raise _refused(path, "a schema", f"schemas at most {limits.MAX_SCHEMA_DEPTH} deep in one another")
             for keyword, value in schema.items():
                 self._check_keyword(f"{path}.{keyword}", keyword, value, schema)
+            schema.pop("uniqueItems", None)
             pending.extend((where, inner, depth + 1) for where, inner in _inner(path, schema))
         self._weigh(self._root, ())
 
@@ -118,6 +128,10 @@ class _Checker:
             if not digits.isdigit() or int(digits) > limits.MAX_SCHEMA_MULTIPLE_OF:
                 most = limits.MAX_SCHEMA_MULTIPLE_OF
                 raise _refused(path, value, f"a number whose digits, without the decimal point, are at most {most}")
+        elif keyword in ("minProperties", "maxProperties") and set(schema.get("properties", ())) - set(
+            schema.get("required", ())
+        ):
+            raise _refused(path, value, "only where every name in properties is required")
         elif keyword == "minProperties" and value > 1 and schema.get("additionalProperties") is not False:
             # A free name may come twice, and then counts once.
             raise _refused(path, value, "0 or 1, unless additionalProperties is false")

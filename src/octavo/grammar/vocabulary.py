@@ -57,4 +57,14 @@ class _Pieces:
         known = self.tokens
         if self.greedy is None or b"".join(known[i] if i < len(known) else b"" for i in ids) == data:
             return ids
-        return self.greedy(data.decode("utf-8", "replace"))
+        return self._up_to_a_gap(self.greedy(data.decode("utf-8", "replace")), data)
+
+    def _up_to_a_gap(self, ids: list[int], data: bytes) -> list[int]:
+        """Those that spell the beginning of the data: what the vocabulary has no token for would be left out."""
+        at = 0
+        for count, token_id in enumerate(ids):
+            piece = self.tokens[token_id]
+            if not data.startswith(piece, at):
+                return ids[:count]
+            at += len(piece)
+        return ids

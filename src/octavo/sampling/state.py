@@ -128,7 +128,7 @@ class SamplerState:
         if not grammar_mask.any():
             raise RequestFailedError(
                 "the grammar leaves no token to draw here: allowed_token_ids, bad_words, min_tokens and ignore_eos "
-                "rule out all that it allows"
+                "rule out all that it allows, or the model's vocabulary lacks the bytes it wants"
             )
         return RowEdits((), self._bias, seen, grammar_mask)
 
