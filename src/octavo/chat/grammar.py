@@ -12,7 +12,7 @@ from octavo.chat.formats import ARGS, CALL_ID, ReasoningFormat, ToolFormat
 from octavo.chat.tools import Tool, Tools
 from octavo.errors import InvalidParameterError
 from octavo.grammar.expansion import check_regex
-from octavo.grammar.json_schema import check_schema
+from octavo.grammar.json_schema import checked_schema
 from octavo.structured import StructuredOutputs
 
 _BLANK = r"[ \n]{0,2}"
@@ -85,11 +85,9 @@ def _answer(structured: StructuredOutputs) -> list[str]:
         return ["answer: ANSWER", f"ANSWER: /{regex}/"]
     if structured.choice is not None:
         return [f"answer: {' | '.join(map(json.dumps, structured.choice))}"]
-    schema = json.loads(structured.json) if isinstance(structured.json, str) else {"type": "object"}
-    check_schema(schema)
+    schema = checked_schema(structured.json if isinstance(structured.json, str) else '{"type": "object"}')
     spaces: dict[str, Any] = {"whitespace_flexible": False} if structured.disable_any_whitespace else _SPACED
-    whole = schema if isinstance(schema, dict) else {} if schema else {"not": {}}
-    return [f"answer: %json {json.dumps({**_without_words(whole), 'x-guidance': spaces})}"]
+    return [f"answer: %json {json.dumps({**_without_words(schema), 'x-guidance': spaces})}"]
 
 
 def _behind(
@@ -178,9 +176,8 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
 
     Raises InvalidParameterError with the path of what cannot be enforced.
     """
-    schema = {"type": "object", **tool.parameters}
     try:
-        check_schema(schema)
+        schema = checked_schema(json.dumps({"type": "object", **tool.parameters}))
     except InvalidParameterError as error:
         _, _, path = error.field.partition("$")
         raise InvalidParameterError(f"{tool.where}.parameters{path}", error.value, error.allowed) from None

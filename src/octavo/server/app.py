@@ -67,6 +67,9 @@ def build(config: ServerConfig, engine: EngineClient) -> Server:
     state = ServerState(
         engine,
         config.model_names,
+        tool_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+        auto_tool_choice=config.enable_auto_tool_choice,
         max_input_tokens=config.max_input_tokens,
         max_body_bytes=config.max_body_bytes,
         keep_alive=config.keep_alive_interval,

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from octavo import limits
+from octavo.chat.formats import AUTO, NONE, REASONING_PARSERS, TOOL_PARSERS
 from octavo.engine.memory import parse_bytes
 from octavo.errors import ConfigError, InvalidParameterError
 
@@ -82,6 +83,26 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _set("--max-num-seqs", "--max-batch-size", help="Most sequences in one step.", tgi="MAX_BATCH_SIZE"),
     ] = limits.MAX_BATCH_SEQUENCES
     threads: Annotated[_Count | None, _set("--threads", help="Worker threads; a core each otherwise.")] = None
+    tool_call_parser: Annotated[
+        str,
+        _set(
+            "--tool-call-parser",
+            help="How tool calls are written: auto (as the chat template has it), hermes, llama3_json, mistral, none.",
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        _set(
+            "--reasoning-parser",
+            help="How reasoning is marked: auto (as the chat template has it), deepseek_r1, qwen3, mistral, none.",
+        ),
+    ] = "auto"
+    enable_auto_tool_choice: Annotated[
+        bool,
+        _set(
+            "--enable-auto-tool-choice", help="Let the model choose whether to call a tool; off: only where required."
+        ),
+    ] = True
     kernels: Annotated[str, _set("--kernels", help="auto, scalar, avx2, avx512 or amx; same bits.")] = "auto"
     policy: Annotated[
         str, _set("--policy", "--scheduling-policy", help="fcfs, priority, or lpm (longest cached prefix first).")
@@ -210,6 +231,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "policy": ("fcfs", "priority", "lpm"),
     "log_level": ("debug", "info", "warning", "error"),
     "log_format": ("plain", "json"),
+    "tool_call_parser": (AUTO, NONE, *TOOL_PARSERS),
+    "reasoning_parser": (AUTO, NONE, *REASONING_PARSERS),
 }
 _OTHER_WORDS = {"log_level": {"trace": "debug", "warn": "warning", "critical": "error"}}  # of TGI and Python
 

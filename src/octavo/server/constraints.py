@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,10 +41,6 @@ class Constraint:
     structured: StructuredOutputs
     field: str
 
-    def named(self, error: InvalidParameterError) -> ApiError:
-        """What the engine says of the constraint, in the words of the body."""
-        return _named(error, self.field)
-
 
 def read_constraint(fields: Any) -> Constraint | None:
     """From a request's struct with FIELDS among its fields. Raises ApiError (400), which names both where two are."""
@@ -58,11 +55,14 @@ def _made(field: str, options: dict[str, Any]) -> Constraint:
     try:
         return Constraint(StructuredOutputs(**options), field)
     except InvalidParameterError as error:
-        raise _named(error, field) from None
+        raise named(error, field) from None
 
 
-def _named(error: InvalidParameterError, field: str) -> ApiError:
-    """`structured.json: $.properties.a` becomes the field of the body, with what the path says behind it."""
+def named(error: InvalidParameterError, field: str) -> ApiError:
+    """What is said of a constraint, in the words of the body.
+
+    `structured.json: $.properties.a` becomes the field with the path behind it.
+    """
     kind, _, path = error.field.partition("$")
     name = kind.rstrip(": ").removeprefix("structured").lstrip(".")
     param = field + (f".{name}" if field == "structured_outputs" and name in KINDS else "") + path
@@ -139,8 +139,12 @@ def tgi_constraint(grammar: Any) -> Constraint | None:
     return None if grammar is None else _made(*_tgi_grammar("grammar", grammar))
 
 
-def check_both(constraint: Constraint | None, other: str) -> None:
-    """A tool call is a structured output too: which of them the answer must be can't be told."""
-    if constraint is not None:
-        message = f"{constraint.field} and {other} both say what the answer must be: give one of them"
-        raise invalid(constraint.field, message)
+@contextmanager
+def naming(field: str | None) -> Iterator[None]:
+    """What the engine or a builder of grammars says of a constraint is told under the body's name of it."""
+    try:
+        yield
+    except InvalidParameterError as error:
+        if field is None or not error.field.startswith("structured"):
+            raise
+        raise named(error, field) from None
