@@ -30,8 +30,8 @@ def wild(s: ProgramState, plan: int) -> None:
         elif kind == 2:
             s += select(f"{step}", ["a", "bc", "bcd"], choices_method="unconditional_likelihood_normalized")
         else:
-            forks = s.fork(draw.randrange(1, 4))
-            forks += lambda i, _: f"fork {i}" + gen("inside", max_tokens=10, repetition_penalty=1.3)
+            forks = s.fork(draw.randrange(1, 7))
+            forks += lambda i, _: f"fork {i}" + gen("inside", max_tokens=60, repetition_penalty=1.3, ignore_eos=True)
             forks += select("end", [" x", " yy"])
             forks.join()
             s += str(len(s["inside"]))
@@ -60,7 +60,7 @@ def alone(shared: LLM) -> list[tuple[str, Facts]]:
     [
         {},
         {"chunk_size": 5, "max_num_seqs": 3},
-        {"kv_memory": "180kB", "max_model_len": 650},  # too little for all: some are preempted
+        {"kv_memory": "104kB", "max_model_len": 400},  # too little for all: some are preempted
         {"policy": "lpm", "cascade": False, "kernels": "scalar"},
     ],
     ids=["batched", "chunked", "preempted", "scalar"],
