@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 from typing import Any, Protocol
@@ -55,25 +55,45 @@ def score_pairs(llm: Generates, pairs: Sequence[tuple[Sequence[int], Sequence[in
         return []
     outputs = llm.generate(
         [[*before, *behind] for before, behind in pairs],
-        [_params(len(before)) for before, _ in pairs],
+        [score_params(len(before)) for before, _ in pairs],
         use_tqdm=False,
     )
     scores = []
     for (before, behind), output in zip(pairs, outputs):
         if output.error is not None:
             raise output.error
-        entries = output.prompt_logprobs or []
-        found = []
-        for position, token_id in enumerate(behind, len(before)):
-            entry = entries[position]
-            assert entry is not None
-            found.append(entry[token_id].logprob)
+        found = continuation_logprobs(output.prompt_logprobs or [], len(before), behind)
         scores.append(Score(list(behind), found, output.num_cached_tokens))
     return scores
 
 
-def _params(start: int) -> SamplingParams:
-    return SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=start)
+def score_params(start: int, *, priority: int = 0, cache_salt: str | None = None) -> SamplingParams:
+    """For a prompt of `start` tokens with a continuation behind it."""
+    return SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        prompt_logprobs=0,
+        prompt_logprobs_start=start,
+        priority=priority,
+        cache_salt=cache_salt,
+    )
+
+
+class HasLogprob(Protocol):
+    @property
+    def logprob(self) -> float: ...
+
+
+def continuation_logprobs(
+    entries: Sequence[Mapping[int, HasLogprob] | None], start: int, behind: Sequence[int]
+) -> list[float]:
+    """From prompt logprobs, of the tokens `behind` the first `start`."""
+    found = []
+    for position, token_id in enumerate(behind, start):
+        entry = entries[position]
+        assert entry is not None
+        found.append(entry[token_id].logprob)
+    return found
 
 
 def _ids(llm: Generates, name: str, given: Any, *, special: bool) -> list[int]:

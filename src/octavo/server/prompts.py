@@ -54,7 +54,7 @@ def completion_prompts(state: ServerState, request: CompletionRequest) -> list[E
             encoded = encode_text(state, prompt, special=special)
         else:
             encoded = EncodedPrompt(None, prompt)
-        found.append(_within(state, encoded, request.truncate_prompt_tokens, "prompt" if single else f"prompt[{i}]"))
+        found.append(within(state, encoded, request.truncate_prompt_tokens, "prompt" if single else f"prompt[{i}]"))
     return found
 
 
@@ -87,10 +87,10 @@ def chat_prompt(
     )
     special = bool(request.add_special_tokens)
     encoded = encode_text(state, text, special=special)
-    return _within(state, encoded, request.truncate_prompt_tokens, "messages")
+    return within(state, encoded, request.truncate_prompt_tokens, "messages")
 
 
-def _within(state: ServerState, prompt: EncodedPrompt, truncate: int | None, name: str) -> EncodedPrompt:
+def within(state: ServerState, prompt: EncodedPrompt, truncate: int | None, name: str) -> EncodedPrompt:
     """Cut to the last `truncate` tokens, and no longer than is allowed."""
     if truncate is not None and truncate > 0:
         prompt.ids = prompt.ids[-truncate:]

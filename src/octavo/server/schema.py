@@ -123,6 +123,22 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class ScoreRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/score: a prompt as text or token ids, and what may come behind it."""
+
+    continuations: list[str | list[int]]
+    prompt: str | None = None
+    prompt_token_ids: list[int] | None = None
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+    queue_timeout: float | None = None
+    first_token_timeout: float | None = None
+    request_timeout: float | None = None
+
+
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """POST /detokenize."""
 
@@ -285,7 +301,7 @@ def renamed(error: InvalidParameterError, names: Mapping[str, str]) -> InvalidPa
     return InvalidParameterError(name, error.value, error.allowed)
 
 
-def check_timeouts(fields: SamplingFields) -> None:
+def check_timeouts(fields: SamplingFields | ScoreRequest) -> None:
     for name in ("queue_timeout", "first_token_timeout", "request_timeout"):
         value = getattr(fields, name)
         if value is not None and not 0 < value <= limits.MAX_TIMEOUT_SECONDS:
