@@ -122,6 +122,7 @@ MAX_SCHEMA_MULTIPLE_OF = 10_000  # without its decimal point
 MAX_GRAMMAR_EXPANSION = 1 << 14  # characters of a pattern with its repetitions written out
 MAX_GRAMMAR_DEPTH = 100  # parentheses in one another
 MAX_GRAMMAR_RULES = 2048
+MAX_INTERSECTIONS = 8  # patterns that one text must match at once; the cost doubles with each
 MAX_GRAMMAR_SYMBOLS = 100_000  # (of all productions)
 MAX_GRAMMAR_BUILD_FUEL = 1_000_000  # (lexer fuel, about 50,000 a millisecond)
 MAX_GRAMMAR_STEP_FUEL = 200_000  # (of one token's mask, about 14,000 a millisecond)

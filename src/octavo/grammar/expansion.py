@@ -72,7 +72,10 @@ def _check_depth(field: str, text: str, depth: int) -> None:
 
 def check_lark(field: str, lark: str) -> None:
     """The same for a grammar, in which rules name rules; what is no grammar is left to the compiler."""
-    rules = _lark_rules(field, lark)
+    tokens = [part for part in _LARK.findall(lark) if not part.startswith(("//", "#"))]
+    if tokens.count("&") >= limits.MAX_INTERSECTIONS:
+        raise InvalidParameterError(field, lark, f"fewer than {limits.MAX_INTERSECTIONS} times &")
+    rules = _lark_rules(field, lark, tokens)
     if len(rules) > limits.MAX_GRAMMAR_RULES:
         raise InvalidParameterError(field, f"{len(rules)} rules", f"at most {limits.MAX_GRAMMAR_RULES}")
     sizes: dict[str, int] = {}
@@ -91,9 +94,8 @@ def check_lark(field: str, lark: str) -> None:
             stack.pop()
 
 
-def _lark_rules(field: str, lark: str) -> dict[str, tuple[int, dict[str, int]]]:
+def _lark_rules(field: str, lark: str, tokens: list[str]) -> dict[str, tuple[int, dict[str, int]]]:
     """Of each rule its own characters, and how often it names others, repetitions written out."""
-    tokens = [part for part in _LARK.findall(lark) if not part.startswith(("//", "#"))]
     rules: dict[str, tuple[int, dict[str, int]]] = {}
     at = 0
     while at < len(tokens):

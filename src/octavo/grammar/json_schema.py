@@ -78,7 +78,8 @@ class _Checker:
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._properties = 0
-        self._weights: dict[int, int] = {}
+        self._weights: dict[int, int] = {}  # by identity of the schema, as below
+        self._pattern_counts: dict[int, int] = {}
 
     def check(self) -> None:
         pending: list[tuple[str, Any, int]] = [("$", self._root, 0)]
@@ -160,6 +161,7 @@ class _Checker:
             return 1
         if id(schema) in self._weights:
             return self._weights[id(schema)]
+        self._patterns(schema, above)
         if len(above) > 4 * limits.MAX_SCHEMA_DEPTH:
             raise _refused("$", "a chain of $ref", "a shorter one")
         inside = (*above, id(schema))
@@ -183,6 +185,24 @@ class _Checker:
             raise _refused("$", "a schema", f"one whose values need at most {most} characters")
         self._weights[id(schema)] = weight
         return weight
+
+    def _patterns(self, schema: Any, above: tuple[int, ...]) -> int:
+        """How many patterns and formats may have to hold for one text."""
+        if not isinstance(schema, dict) or id(schema) in above:
+            return 0
+        if id(schema) in self._pattern_counts:
+            return self._pattern_counts[id(schema)]
+        inside = (*above, id(schema))
+        count = ("pattern" in schema) + ("format" in schema)
+        count += sum(self._patterns(inner, inside) for inner in schema.get("allOf", ()))
+        for keyword in ("anyOf", "oneOf"):
+            count += max([self._patterns(inner, inside) for inner in schema.get(keyword, ())], default=0)
+        if "$ref" in schema:
+            count += self._patterns(self._follow("$", schema["$ref"]), inside)
+        if count > limits.MAX_INTERSECTIONS:
+            raise _refused("$", f"{count} patterns for one text", f"at most {limits.MAX_INTERSECTIONS}")
+        self._pattern_counts[id(schema)] = count
+        return count
 
 
 def _inner(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
