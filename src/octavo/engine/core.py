@@ -43,7 +43,8 @@ log = logging.getLogger("octavo")
 class EngineConfig:
     """max_model_len: tokens a sequence may have in all. inter_token_target: seconds between tokens of a stream that
     prompts may take up. chunk_size: a fixed cap on prompt tokens of one sequence in one step (None: the budget's).
-    jump_forward: tokens that a grammar forces are appended at once, not drawn one a step; the answer is the same."""
+    jump_forward: tokens that a grammar forces are appended at once, not drawn one a step; the answer is the same.
+    enable_prefix_caching: False: no sequence finds what another one computed; the answer is the same."""
 
     max_model_len: int
     max_num_seqs: int = MAX_BATCH_SEQUENCES
@@ -52,6 +53,7 @@ class EngineConfig:
     inter_token_target: float = 0.1
     chunk_size: int | None = None
     jump_forward: bool = True
+    enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         most = min(MAX_BATCH_SEQUENCES, self.max_rows)
@@ -61,8 +63,9 @@ class EngineConfig:
             raise InvalidParameterError("chunk_size", self.chunk_size, "an integer of at least 1, or None")
         if type(self.inter_token_target) not in (int, float) or not self.inter_token_target > 0:
             raise InvalidParameterError("inter_token_target", self.inter_token_target, "seconds, more than 0")
-        if type(self.jump_forward) is not bool:
-            raise InvalidParameterError("jump_forward", self.jump_forward, "True or False")
+        for name in ("jump_forward", "enable_prefix_caching"):
+            if type(getattr(self, name)) is not bool:
+                raise InvalidParameterError(name, getattr(self, name), "True or False")
 
 
 class Engine:
@@ -171,6 +174,9 @@ class Engine:
         resolved, ids = request.resolved, request.prompt_token_ids
         emitted_ids = _checked_ids("emitted", [drawn.token_id for drawn in emitted], self._vocab_size)
         number = next(self._sequence_ids)
+        salt = request.params.cache_salt or ""
+        if not self.config.enable_prefix_caching:
+            salt = f"{salt}\0{number}"  # its own blocks are still there for it after a preemption
         sequence = Sequence(
             id=number,
             arrival=number,
@@ -178,7 +184,7 @@ class Engine:
             prompt_len=len(ids),
             max_total=len(ids) + resolved.max_tokens,
             priority=request.params.priority,
-            salt=request.params.cache_salt or "",
+            salt=salt,
         )
         generation = Generation(sequence, index, ids, resolved, self.tokenizer, request.streams, request.grammar)
         for token_id, drawn in zip(emitted_ids, emitted):

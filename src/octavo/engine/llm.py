@@ -45,6 +45,7 @@ class LLM:
     policy: "fcfs", "priority" (lower first) or "lpm" (longest cached prefix first).
     inter_token_target: seconds between two tokens of a running stream that other prompts' prefill may cause.
     jump_forward: tokens that a grammar forces are appended at once; off, each costs a step. The answer is the same.
+    enable_prefix_caching: off, no request finds what another one computed. The answer is the same.
 
     Every method but close and info raises EngineClosedError once the LLM is closed, in a process forked from the
     LLM's, and after an internal error that ended the engine; so do calls that are waiting at that moment.
@@ -68,6 +69,7 @@ class LLM:
         inter_token_target: float = 0.1,
         chunk_size: int | None = None,
         jump_forward: bool = True,
+        enable_prefix_caching: bool = True,
     ) -> None:
         from octavo.engine.opening import open_engine
 
@@ -87,6 +89,7 @@ class LLM:
             inter_token_target=inter_token_target,
             chunk_size=chunk_size,
             jump_forward=jump_forward,
+            enable_prefix_caching=enable_prefix_caching,
         )
         self._opened = opened
         self._model, self._executor, self._engine = opened.model, opened.executor, opened.engine

@@ -149,4 +149,5 @@ def _meta(generated: Generated, completion: Completion) -> dict[str, Any]:
         "prompt_tokens": generated.prompt_tokens,
         "cached_tokens": generated.cached_tokens,
         "seed": generated.seed,
+        "time_to_first_token": generated.time_to_first_token,
     }

@@ -67,6 +67,7 @@ class EngineBackend:
             cached_tokens=output.num_cached_tokens,
             prompt_logprobs=output.prompt_logprobs,
             seed=output.seed,
+            time_to_first_token=output.timings.ttft if output.timings else None,
         )
 
     def kept(self, completion: Completion, text: str) -> list[Part]:

@@ -34,6 +34,7 @@ class Generated:
     cached_tokens: int | None = None
     prompt_logprobs: Any = None
     seed: int | None = None
+    time_to_first_token: float | None = None  # seconds
 
 
 class Backend(Protocol):
