@@ -68,6 +68,7 @@ def alone(shared: LLM) -> list[tuple[str, Facts]]:
 def test_programs_side_by_side_have_the_bits_of_each_alone(
     folder: Path, alone: list[tuple[str, Facts]], options: dict[str, Any]
 ) -> None:
+    plans = PLANS[:10] if "kernels" in options else PLANS  # scalar kernels are slow
     with open_llm(folder, **{"kv_memory": "16MB", **options}) as llm:
 
         @function
@@ -75,7 +76,7 @@ def test_programs_side_by_side_have_the_bits_of_each_alone(
             state = wild.run(plan, seed=plan)
             s.set_var("found", (state.text(), state["facts"]))
 
-        states = one.run_batch([{"plan": plan} for plan in PLANS], backend=llm)
-        assert [state["found"] for state in states] == alone
+        states = one.run_batch([{"plan": plan} for plan in plans], backend=llm)
+        assert [state["found"] for state in states] == alone[: len(plans)]
         if "max_model_len" in options:
             assert llm.stats()["preemptions"] > 0

@@ -64,6 +64,20 @@ def test_an_octavo_server_gives_the_bits_of_an_llm(server: FullServer) -> None:
         assert there.get_meta_info("e")["scores"] == wanted
 
 
+def test_constraints_hold_on_an_octavo_server_with_the_same_bits(server: FullServer) -> None:
+    @function
+    def held(s: ProgramState) -> None:
+        s += "It is" + gen("i", max_tokens=40, dtype=int) + " or " + gen("r", max_tokens=20, regex="[a-c]{3,6}")
+        s += gen("j", max_tokens=80, json_schema={"type": "array", "items": {"type": "boolean"}, "maxItems": 3})
+        s += gen("t", max_tokens=1500, dtype=str)
+
+    backend = OctavoServer(url(server), api_key=KEY)
+    for seed in range(3):
+        here, there = held.run(seed=seed), held.run(seed=seed, backend=backend)
+        assert there.text() == here.text()
+        assert (type(there["i"]), there["t"]) == (int, here["t"])
+
+
 def test_a_stream_from_an_octavo_server_gives_the_same(server: FullServer) -> None:
     state = talk.run("hi", seed=1, stream=True, backend=OctavoServer(url(server), api_key=KEY))
     pieces = list(state.text_iter("a"))
@@ -257,10 +271,12 @@ def test_cancelling_hangs_up_on_a_server(server: FullServer) -> None:
             fork += gen("x", max_tokens=1900, ignore_eos=True)
         raise LookupError("mine")
 
+    def stats() -> dict[str, Any]:
+        return server.run(lambda: server.engine.call("stats"))
+
+    before = stats()["computed_tokens"]
     with pytest.raises(LookupError):
         endless.run(backend=OctavoServer(url(server), api_key=KEY))
 
-    async def idle() -> bool:
-        return (await server.engine.call("stats"))["requests"] == 0
-
-    server.wait_until(lambda: server.run(idle))
+    server.wait_until(lambda: stats()["requests"] == 0)
+    assert stats()["computed_tokens"] - before < 2 * 1900 / 2
