@@ -17,6 +17,7 @@ from octavo.structured import StructuredOutputs
 
 _BLANK = r"[ \n]{0,2}"
 _SPACED = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{limits.MAX_JSON_SPACES}}}"}  # where JSON may have some
+_ONE_SPACE = {"whitespace_pattern": r"\x20"}  # models write arguments on one line
 _CLOSED = ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref")
 
 
@@ -165,7 +166,7 @@ class _Grammar:
     def _schema(self, tool: Tool) -> str:
         """Of its arguments; under auto those of a function that is not strict may be anything."""
         schema = arguments_schema(tool) if self._tools.required or tool.strict else {"type": "object"}
-        return f"%json {json.dumps({**schema, 'x-guidance': _SPACED})}"
+        return f"%json {json.dumps({**schema, 'x-guidance': _ONE_SPACE})}"
 
     def _mark(self, marker: str) -> str:
         return _mark(marker, self._ids)
