@@ -159,7 +159,7 @@ def test_an_interrupt_ends_all_items(llm: LLM, monkeypatch: pytest.MonkeyPatch) 
             raise
 
     def interrupted(futures: Any) -> Any:
-        while llm.stats()["running"] == 0:
+        while llm.stats()["running"] < 12:
             time.sleep(0.001)
         raise KeyboardInterrupt
 
@@ -167,7 +167,7 @@ def test_an_interrupt_ends_all_items(llm: LLM, monkeypatch: pytest.MonkeyPatch) 
     before = llm.stats()["computed_tokens"]
     with pytest.raises(KeyboardInterrupt):
         endless.run_batch([{"i": i} for i in range(4)])
-    assert llm.stats()["computed_tokens"] - before < 4 * 3 * 1900 / 2
+    assert llm.stats()["computed_tokens"] - before < 12 * 1900 / 4
     assert all(isinstance(error, ProgramCancelledError) for error in ended)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,8 @@ def test_an_error_ends_the_forks_under_way(llm: LLM) -> None:
         s += "a"
         for fork in s.fork(3):
             fork += gen("x", max_tokens=2000, ignore_eos=True)
+        while llm.stats()["running"] < 3:
+            time.sleep(0.001)
         raise LookupError("mine")
 
     before = llm.stats()["computed_tokens"]

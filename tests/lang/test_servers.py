@@ -269,6 +269,7 @@ def test_cancelling_hangs_up_on_a_server(server: FullServer) -> None:
         s += "x"
         for fork in s.fork(2):
             fork += gen("x", max_tokens=1900, ignore_eos=True)
+        server.wait_until(lambda: stats()["running"] == 2)
         raise LookupError("mine")
 
     def stats() -> dict[str, Any]:

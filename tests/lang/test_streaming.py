@@ -136,6 +136,8 @@ def test_a_cancelled_task_ends_its_program_and_frees_its_memory(llm: LLM) -> Non
         with pytest.raises(asyncio.CancelledError):
             await task
 
+    before = llm.stats()["computed_tokens"]
     asyncio.run(main())
     assert ended.wait(5)
+    assert llm.stats()["computed_tokens"] - before < 1900 / 2
     assert_idle(llm)
