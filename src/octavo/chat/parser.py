@@ -117,8 +117,8 @@ class ChatParser:
                 yield from self._skip_blank()
                 yield from self._until(reasoning.closer, self._emit_reasoning)
                 self._held = None
-                yield from self._skip_blank()
                 self.thinking = False
+                yield from self._skip_blank()
         if self._tools is not None and self._tools.style == "bare" and (yield from self._ahead("{")):
             self._hold("")
             yield from self._bare_calls()
