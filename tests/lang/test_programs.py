@@ -221,6 +221,25 @@ def test_run_refuses_what_belongs_to_a_gen() -> None:
         function(later)
 
 
+def test_each_gen_has_a_seed_of_its_own() -> None:
+    @function
+    def drawn(s: ProgramState) -> None:
+        for name in "abc":
+            s += gen(name, max_tokens=1) if s.text() else "x" + gen(name, max_tokens=1)
+        inner = drawn_again()
+        s.set_var("inner", inner.get_meta_info("a")["seed"])
+
+    @function
+    def drawn_again(s: ProgramState) -> None:
+        s += "x" + gen("a", max_tokens=1)
+
+    state = drawn.run(seed=1)
+    seeds = [state.get_meta_info(name)["seed"] for name in "abc"] + [state["inner"]]
+    assert len(set(seeds)) == 4
+    again = drawn.run(seed=1)
+    assert [again.get_meta_info(name)["seed"] for name in "abc"] + [again["inner"]] == seeds
+
+
 def test_meta_info_tells_the_seed_that_gives_the_same_text_again(llm: LLM) -> None:
     @function
     def drawn(s: ProgramState) -> None:

@@ -22,6 +22,7 @@ from octavo import (
     user_end,
 )
 from octavo.errors import ChatTemplateError
+from octavo.lang.transcript import Transcript
 from octavo.lang.turns import Turns
 from octavo.tokenizer.chat_template import ChatTemplate
 
@@ -165,6 +166,18 @@ def test_a_template_that_hides_a_role_is_told() -> None:
             [("system", "x")],
             generates=False,
         )
+
+
+def test_a_turn_behind_other_text_does_not_begin_the_prompt_again() -> None:
+    template = ChatTemplate(LLAMA3, {"bos_token": "<s>"})
+    turns = Turns(lambda messages, opens: template.render(messages, add_generation_prompt=opens), lambda: "<s>")
+    transcript = Transcript(turns)
+    transcript.write("Title\n")
+    transcript.begin_turn("user")
+    transcript.write("hi")
+    transcript.end_turn("user")
+    assert transcript.text() == "Title\n<|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>"
+    assert not transcript.prompt().chat  # the tokenizer puts BOS before it
 
 
 def test_text_may_stand_before_between_and_behind_turns(llm: LLM) -> None:

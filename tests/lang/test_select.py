@@ -130,6 +130,7 @@ def encode(text: str, special: bool) -> list[int]:
 
 def test_a_choice_behind_a_space_is_scored_as_the_word_with_its_space() -> None:
     assert choices_ids(Prompt(["is: "]), ["A", "B"], encode, whole=False) == (3, [[0, 1, 2, 5], [0, 1, 2, 7]])
+    assert choices_ids(Prompt(["is: "]), ["AB"], encode, whole=False) == (3, [[0, 1, 2, 5, 6]])
     assert choices_ids(Prompt(["is:"]), [" A", "B"], encode, whole=False) == (3, [[0, 1, 2, 5], [0, 1, 2, 6]])
 
 
