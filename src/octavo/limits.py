@@ -132,4 +132,5 @@ MAX_GRAMMAR_LEXER_STATES = 50_000  # (of one grammar, 1 to 2 kB each)
 MAX_CACHED_GRAMMARS = 256
 MAX_CACHED_MARKERS = 16
 MAX_CACHED_GRAMMAR_CHARS = 4 << 20  # of their texts
+GRAMMAR_THREADS = 2  # that compile for a served engine
 MAX_JSON_SPACES = 32  # between two signs of a JSON output

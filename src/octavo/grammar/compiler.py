@@ -55,6 +55,10 @@ class GrammarCompiler:
                 self._vocabulary = self._make_vocabulary()
             return self._vocabulary
 
+    def warm(self) -> None:
+        """Makes the vocabulary, which would hold up other threads later."""
+        _ = self.vocabulary
+
     def compile(self, structured: StructuredOutputs) -> Grammar:
         """Raises InvalidParameterError for what can't be enforced, is malformed or too large."""
         kind = next(name for name in KINDS if getattr(structured, name) not in (None, False))
