@@ -263,6 +263,14 @@ def test_a_stream_that_breaks_off_is_an_error(
         list(state.text_iter())
 
 
+def test_an_answer_of_another_server_is_told(endpoint: tuple[type[Handler], OpenAIEndpoint]) -> None:
+    handler, backend = endpoint
+    handler.answers.append((200, {}, b"[]"))
+    other = OctavoServer(backend._http.url.removesuffix("/v1"))
+    with pytest.raises(ProgramError, match="another shape than an Octavo server's"):
+        chat.run(backend=other)
+
+
 def test_cancelling_hangs_up_on_a_server(server: FullServer) -> None:
     @function
     def endless(s: ProgramState) -> None:

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -89,6 +90,15 @@ class HttpClient:
     def _connection(self) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         return kind(self._host, self._port, timeout=self._timeout)
+
+
+@contextmanager
+def expecting(shape: str) -> Generator[None, None, None]:
+    """Around what reads an answer: one that is not of this shape is a BackendError."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError) as error:
+        raise BackendError(f"the server answered in another shape than {shape}: {error!r}") from error
 
 
 def _whole(answer: http.client.HTTPResponse) -> Generator[bytes, None, None]:

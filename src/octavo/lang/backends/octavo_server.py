@@ -7,8 +7,8 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from octavo import limits
-from octavo.errors import BackendError, UnsupportedByBackendError
-from octavo.lang.backends.http import HttpClient
+from octavo.errors import UnsupportedByBackendError
+from octavo.lang.backends.http import HttpClient, expecting
 from octavo.lang.backends.interface import Completion, Generated
 from octavo.lang.backends.tokens import choices_ids, parts_of, prompt_ids
 from octavo.lang.backends.wire import differing, structured_fields
@@ -23,6 +23,9 @@ _ALWAYS = (
     *("temperature", "top_p", "top_k", "min_p", "typical_p", "max_tokens"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
+
+_SHAPE = "an Octavo server's"
+_MOST_CUT = 32  # tokens tried from the end to find where a text was cut; beyond, it goes on as text
 
 
 class OctavoServer:
@@ -48,26 +51,28 @@ class OctavoServer:
     def _whole(self) -> bool:
         """Whether the tokenizer puts a space before a text."""
         answer = self._post("/tokenize", {"prompt": "a", "add_special_tokens": False, "return_token_strs": True})
-        return str(answer["token_strs"][0]).startswith(" ")
+        with expecting(_SHAPE):
+            return str(answer["token_strs"][0]).startswith(" ")
 
     def _post(self, path: str, body: dict[str, Any], cancellation: Cancellation | None = None) -> Any:
-        answer = self._http.post(path, {**self._model, **body}, cancellation)
-        if not isinstance(answer, dict):
-            raise BackendError(f"{self._http.url}{path} answered no JSON object")
-        return answer
+        return self._http.post(path, {**self._model, **body}, cancellation)
 
     def _encoded(self, text: str, special: bool) -> tuple[int, ...]:
-        return tuple(self._post("/tokenize", {"prompt": text, "add_special_tokens": special})["tokens"])
+        answer = self._post("/tokenize", {"prompt": text, "add_special_tokens": special})
+        with expecting(_SHAPE):
+            return tuple(answer["tokens"])
 
     def _ids_of(self, text: str, special: bool) -> list[int]:
         return list(self._encode(text, special))
 
     def _text(self, ids: list[int]) -> str:
-        return str(self._post("/detokenize", {"tokens": ids})["prompt"]) if ids else ""
+        with expecting(_SHAPE):
+            return str(self._post("/detokenize", {"tokens": ids})["prompt"]) if ids else ""
 
     def _rendered(self, messages: list[dict[str, str]], opens: bool) -> str:
-        body = {"messages": messages, "add_generation_prompt": opens}
-        return self._text(self._post("/tokenize", body)["tokens"])
+        answer = self._post("/tokenize", {"messages": messages, "add_generation_prompt": opens})
+        with expecting(_SHAPE):
+            return self._text(answer["tokens"])
 
     def _ids(self, prompt: Prompt) -> list[int]:
         return prompt_ids(prompt, self._ids_of, whole=self._whole)
@@ -83,48 +88,49 @@ class OctavoServer:
         body |= {"prompt": self._ids(prompt), "return_token_ids": True}
         if params.structured is not None:
             body["structured_outputs"] = structured_fields(params.structured)
-        if on_text is not None:
-            # As all its tokens come with their logprobs, a stream can be put together to the whole answer.
+        with expecting(_SHAPE):
+            if on_text is None:
+                return _generated(self._post("/v1/completions", body, cancellation))
             body |= {"stream": True, "stream_options": {"include_usage": True}}
             return _generated(_gathered(self._http.stream("/v1/completions", body, cancellation), params.n, on_text))
-        return _generated(self._post("/v1/completions", body, cancellation))
 
     def kept(self, completion: Completion, text: str) -> list[Part]:
-        """The tokens where they spell the text; a text that was cut goes on as text."""
-        ids = completion.token_ids
-        if ids is None or text != completion.text or isinstance(completion.stop_reason, str):
-            return [text] if text else []
-        if completion.finish_reason != "stop" or self._text(ids) == text:
+        """The tokens that spell the text: all but the few at its end that were cut off, with the one that ended it."""
+        ids = completion.token_ids or []
+        if text == completion.text and completion.finish_reason == "length":
             return parts_of(text, ids, len(ids), "")
-        return parts_of(text, ids, len(ids) - 1, "")  # without the token that ended it
+        for count in range(len(ids), max(len(ids) - _MOST_CUT, 0), -1):
+            spelled = self._text(ids[:count])
+            if text.startswith(spelled):
+                return parts_of(text, ids, count, text[len(spelled) :])
+        return [text] if text else []
 
     def score(
         self, prompt: Prompt, choices: Sequence[str], unconditional: bool, cancellation: Cancellation
     ) -> list[Scored]:
         shared, joined = choices_ids(prompt, choices, self._ids_of, whole=self._whole)
         behind = [ids[shared:] for ids in joined]
-        given = self._logprobs(joined, shared, cancellation)
-        alone: list[list[float]] = []
+        given = self._logprobs(joined[0][:shared], behind, cancellation)
+        alone: list[list[float] | None] = [None] * len(behind)
         if unconditional:
-            longer = [ids for ids in behind if len(ids) > 1]
-            scored = iter(self._logprobs(longer, 1, cancellation))
-            alone = [[0.0, *(next(scored) if len(ids) > 1 else [])] for ids in behind]
-        return [
-            Scored(ids, logprobs, alone[i] if unconditional else None)
-            for i, (ids, logprobs) in enumerate(zip(behind, given))
-        ]
+            alone = [[0.0] for _ in behind]
+            # One request for those that begin with the same token: that token is their prompt.
+            for first in dict.fromkeys(ids[0] for ids in behind):
+                places = [i for i, ids in enumerate(behind) if ids[0] == first and len(ids) > 1]
+                scores = self._logprobs([first], [behind[i][1:] for i in places], cancellation)
+                for i, logprobs in zip(places, scores):
+                    alone[i] = [0.0, *logprobs]
+        return [Scored(*each) for each in zip(behind, given, alone)]
 
-    def _logprobs(self, prompts: list[list[int]], start: int, cancellation: Cancellation) -> list[list[float]]:
-        """Of the tokens of each prompt from `start` on; as many prompts in one request as a server takes."""
+    def _logprobs(self, before: list[int], behind: list[list[int]], cancellation: Cancellation) -> list[list[float]]:
+        """Of each continuation's tokens; as many continuations in one request as a server takes."""
         found: list[list[float]] = []
-        for first in range(0, len(prompts), limits.MAX_PROMPTS):
-            part = prompts[first : first + limits.MAX_PROMPTS]
-            body = {"prompt": part, "max_tokens": 1, "temperature": 0.0}
-            body |= {"prompt_logprobs": 0, "prompt_logprobs_start": start}
-            answer = self._post("/v1/completions", body, cancellation)
-            for ids, choice in zip(part, answer["choices"]):
-                entries = choice["prompt_logprobs"]
-                found.append([entries[i][str(ids[i])]["logprob"] for i in range(start, len(ids))])
+        for first in range(0, len(behind), limits.MAX_REQUEST_SEQUENCES):
+            part = behind[first : first + limits.MAX_REQUEST_SEQUENCES]
+            body = {"prompt_token_ids": before, "continuations": part}
+            answer = self._post("/v1/score", body, cancellation)
+            with expecting(_SHAPE):
+                found += [score["logprobs"] for score in answer["scores"]]
         return found
 
     def warm(self, prompt: Prompt) -> None:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from octavo.errors import BackendError, UnsupportedByBackendError
-from octavo.lang.backends.http import HttpClient
+from octavo.errors import UnsupportedByBackendError
+from octavo.lang.backends.http import HttpClient, expecting
 from octavo.lang.backends.interface import Completion, Generated
 from octavo.lang.backends.wire import differing
 from octavo.lang.cancellation import Cancellation
@@ -54,15 +54,11 @@ class OpenAIEndpoint:
     ) -> Generated:
         body = self._body(prompt, params)
         path = "/chat/completions" if self._chat else "/completions"
-        if on_text is None:
-            answer = self._http.post(path, body, cancellation)
-        else:
+        with expecting("OpenAI's"):
+            if on_text is None:
+                return _generated(self._http.post(path, body, cancellation))
             events = self._http.stream(path, {**body, "stream": True}, cancellation)
-            answer = _gathered(events, params.n, on_text)
-        try:
-            return _generated(answer)
-        except (LookupError, TypeError, AttributeError) as error:
-            raise BackendError(f"{self._http.url}{path} answered in another shape than OpenAI's: {error!r}") from error
+            return _generated(_gathered(events, params.n, on_text))
 
     def _body(self, prompt: Prompt, params: SamplingParams) -> dict[str, Any]:
         given = {**differing(params), "max_tokens": params.max_tokens}
