@@ -38,10 +38,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no jump-forward": {"jump_forward": False},
 }
 DEFAULTS = next(iter(VARIANTS))
-WORDS = """time year people way day man thing woman life child world school state family student group country problem
-hand part place case week company system program question work government number night point home water room mother
-area money story fact month lot right study book eye job word business issue side kind head house service friend
-father power hour game line end member law car city community name president team minute idea body""".split()
+WORDS = [
+    "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state",
+    "family", "student", "group", "country", "problem", "hand", "part", "place", "case", "week", "company", "system",
+    "program", "question", "work", "government", "number", "night", "point", "home", "water", "room", "mother",
+    "area", "money", "story", "fact", "month", "lot", "right", "study", "book", "eye", "job", "word", "business",
+    "issue", "side", "kind", "head", "house", "service", "friend", "father", "power", "hour", "game", "line", "end",
+    "member", "law", "car", "city", "community", "name", "president", "team", "minute", "idea", "body",
+]  # fmt: skip
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -116,16 +120,18 @@ class Workload:
 
 def workloads() -> dict[str, Workload]:
     source = random.Random(7)
-    examples = "\n".join(f"Question: {text(source, 60)}\nAnswer: {'ABCD'[i % 4]}" for i in range(16))
-    shots = [{"examples": examples, "question": text(source, 24)} for _ in range(48)]
-    documents = [{"document": text(source, 150)} for _ in range(32)]
+    examples = "\n".join(f"Question: {text(source, 60)}\nAnswer: {'ABCD'[i % 4]}" for i in range(8))
+    shots = [{"examples": examples, "question": text(source, 24)} for _ in range(24)]
+    documents = [{"document": text(source, 150)} for _ in range(24)]
     problems = [{"problem": text(source, 150)} for _ in range(8)]
-    chats = [{"background": text(source, 800), "questions": [text(source, 12) for _ in range(6)]} for _ in range(SLOTS)]
+    chats = [{"background": text(source, 600), "questions": [text(source, 12) for _ in range(5)]} for _ in range(8)]
     return {
-        "few-shot multiple choice": Workload(few_shot, shots, "48 questions behind the same 16 examples", False),
-        "JSON by a schema": Workload(extract, documents, "32 documents of 150 words", True),
+        "few-shot multiple choice": Workload(
+            few_shot, shots, "24 questions behind the same 8 examples, 4 choices each", False
+        ),
+        "JSON by a schema": Workload(extract, documents, "24 documents of 150 words", True),
         "chain of thought, forked": Workload(chain_of_thought, problems, "8 problems, 4 forks of 48 tokens", True),
-        "multi-turn chat": Workload(multi_turn, chats, "16 chats of 6 short turns behind 800 words", True),
+        "multi-turn chat": Workload(multi_turn, chats, "8 chats of 5 short turns behind 600 words", True),
         "tree of thought": Workload(tree_of_thought, problems, "8 problems, 2 × 3 forks judged by select", False),
     }
 
