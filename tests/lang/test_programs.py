@@ -248,3 +248,9 @@ def test_meta_info_tells_the_seed_that_gives_the_same_text_again(llm: LLM) -> No
     state = drawn.run()
     params = SamplingParams(seed=state.get_meta_info("x")["seed"], max_tokens=8)
     assert state["x"] == llm.generate("hello", params, use_tqdm=False)[0].outputs[0].text
+
+
+@pytest.mark.parametrize("backend", ["smollm2", 3, object()])
+def test_what_no_program_can_run_on_is_refused(backend: Any) -> None:
+    with pytest.raises(InvalidParameterError, match="an LLM, an OctavoServer or an OpenAIEndpoint"):
+        question.run("why", backend=backend)

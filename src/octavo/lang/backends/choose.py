@@ -45,13 +45,13 @@ def flush_cache(backend: Any = None) -> None:
 
 
 def _wrapped(backend: Any) -> Backend:
+    if all(callable(getattr(backend, name, None)) for name in ("generate", "kept", "score", "warm", "flush_cache")):
+        chosen: Backend = backend
+        return chosen
     from octavo.engine.llm import LLM
 
     if isinstance(backend, LLM):
         from octavo.lang.backends.engine import EngineBackend
 
         return EngineBackend(backend)
-    if all(callable(getattr(backend, name, None)) for name in ("generate", "kept", "score", "warm", "flush_cache")):
-        chosen: Backend = backend
-        return chosen
     raise InvalidParameterError("backend", backend, "an LLM, an OctavoServer or an OpenAIEndpoint")
