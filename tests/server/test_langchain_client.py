@@ -44,8 +44,8 @@ pieces = list(calling.stream(messages))
 gathered = pieces[0]
 for piece in pieces[1:]:
     gathered += piece
-messages = [*messages, called, ToolMessage("9", tool_call_id=called.tool_calls[0]["id"])]
-followed = chat.invoke(messages)
+longer = [*messages, called, ToolMessage("9", tool_call_id=called.tool_calls[0]["id"])]
+followed = chat.invoke(longer)
 closed = {**parameters, "title": "n", "additionalProperties": False}
 structured = chat.with_structured_output(closed, method="json_schema").bind(max_tokens=190)
 print(json.dumps({
