@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.server
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +29,7 @@ from octavo import (
     user,
 )
 from tests.support.full_server import KEY, MODEL, FullServer, full_server
+from tests.support.llms import environment
 
 
 @function
@@ -289,3 +292,13 @@ def test_cancelling_hangs_up_on_a_server(server: FullServer) -> None:
 
     server.wait_until(lambda: stats()["requests"] == 0)
     assert stats()["computed_tokens"] - before < 2 * 1900 / 2
+
+
+def test_a_program_on_a_server_needs_nothing_heavy_here() -> None:
+    code = (
+        "import sys; from octavo import OctavoServer, function, gen\n"
+        "function(lambda s: s.__iadd__('x')).run(backend=OctavoServer('http://127.0.0.1:9'))\n"
+        "print({'numpy', 'tokenizers', 'octavo.engine.llm', 'octavo._native'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    assert (done.stdout.strip(), done.stderr) == ("set()", "")
