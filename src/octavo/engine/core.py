@@ -18,6 +18,7 @@ from typing import Any
 
 from octavo.engine.batch import DRAW, LogitRows, build_batch
 from octavo.engine.request import Drawn, Generation, Logprobs, Request, Sink
+from octavo.engine.rows import choose_rows, find_bad_rows
 from octavo.engine.step_times import StepTimes
 from octavo.errors import CapacityError, EngineClosedError, InvalidParameterError, OctavoError, RequestFailedError
 from octavo.executor.interface import Executor, StepResult
@@ -29,9 +30,9 @@ from octavo.kv.tree import PrefixTree
 from octavo.limits import MAX_BATCH_SEQUENCES
 from octavo.outputs import Logprob
 from octavo.params import SamplingParams
-from octavo.sampling import SamplerState, resolve
+from octavo.sampling import resolve
 from octavo.scheduler.budget import TokenBudget
-from octavo.scheduler.plan import ScheduledChunk, StepPlan
+from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
 from octavo.scheduler.sequence import Sequence
 from octavo.tokenizer import Tokenizer
@@ -219,7 +220,7 @@ class Engine:
         if plan is None:
             raise RuntimeError(f"{len(self._owner)} sequences wait and none can run")
         errors: dict[int, Exception] = {}  # by chunk
-        wanted = self._logit_rows(plan, errors)
+        wanted = choose_rows(plan, self._owner, self._masks, errors)
         try:
             sampling = wanted.sampling(self._vocab_size, errors)
             batch = build_batch(plan, wanted.rows)
@@ -234,7 +235,7 @@ class Engine:
             return True
         self.budget.observe(plan.rows, after - before)
         if 0 in result.finite or 0 in result.ok:
-            self._find_bad_rows(plan, result, wanted, errors)
+            find_bad_rows(plan, result, wanted, errors)
         if errors:
             self._fail(plan, errors)
         else:
@@ -247,91 +248,6 @@ class Engine:
     def _token_budget(self) -> int:
         """Streams under way are what a large step would stall."""
         return self.budget.rows(decoding=self.scheduler.num_decoding > 0)
-
-    def _logit_rows(self, plan: StepPlan, errors: dict[int, Exception]) -> LogitRows:
-        wanted = LogitRows()
-        constrained: list[tuple[int, SamplerState]] = []
-        first_row = 0
-        for index, chunk in enumerate(plan.sequences):
-            request, generation = self._owner[chunk.sequence.id]
-            prefills = chunk.start < chunk.sequence.prefill_end
-            if prefills and request.first_scheduled is None:
-                request.first_scheduled = time.monotonic()
-            try:
-                if prefills and generation is request.scorer:
-                    self._add_scoring_rows(wanted, request, generation, index, chunk, first_row)
-                if prefills and generation.foreseen:
-                    self._add_foreseen_rows(wanted, generation, index, chunk, first_row)
-                if chunk.samples:
-                    sampler = generation.sampler
-                    if sampler.constraint is not None and sampler.constraint.begun:
-                        constrained.append((len(wanted.rows), sampler))
-                        wanted.edits.append(None)  # until all masks are made
-                    else:
-                        wanted.edits.append(sampler.edits() if sampler.edits_logits else None)
-                    wanted.scalars.append(sampler.scalars)
-                    wanted.positions.append(chunk.start + chunk.count)
-                    wanted.rows.append(first_row + chunk.count - 1)
-                    wanted.uses.append((index, DRAW))
-            except Exception as error:
-                errors[index] = error
-            first_row += chunk.count
-        if constrained:
-            self._add_masks(wanted, constrained)
-        if errors:
-            wanted.drop(errors)
-        return wanted
-
-    def _add_masks(self, wanted: LogitRows, constrained: list[tuple[int, SamplerState]]) -> None:
-        """Sets the edits of rows whose grammar decides what may be drawn."""
-        constraints = [sampler.constraint for _, sampler in constrained if sampler.constraint is not None]
-        for (row, sampler), mask in zip(constrained, self._masks.fill(constraints)):
-            try:
-                wanted.edits[row] = sampler.edits(mask)
-            except Exception as error:
-                # Tokens foreseen before this one may end the output yet, so that it is never drawn.
-                wanted.undrawable[wanted.uses[row][0]] = error
-
-    @staticmethod
-    def _add_foreseen_rows(
-        wanted: LogitRows, generation: Generation, index: int, chunk: ScheduledChunk, first_row: int
-    ) -> None:
-        """The rows that give the logprobs of forced tokens."""
-        foreseen = generation.foreseen
-        for position in range(max(foreseen.start, chunk.start + 1), min(foreseen.stop, chunk.start + chunk.count + 1)):
-            wanted.scalars.append(generation.sampler.forced_scalars(chunk.sequence.token_ids[position]))
-            wanted.positions.append(0)
-            wanted.edits.append(None)
-            wanted.rows.append(first_row + position - 1 - chunk.start)
-            wanted.uses.append((index, position))
-
-    @staticmethod
-    def _add_scoring_rows(
-        wanted: LogitRows, request: Request, generation: Generation, index: int, chunk: ScheduledChunk, first_row: int
-    ) -> None:
-        for position in request.wanted_prompt_rows(chunk.start, chunk.count):
-            scalars = generation.sampler.prompt_scalars(request.prompt_token_ids[position + 1])
-            wanted.scalars.append(scalars)
-            wanted.positions.append(0)
-            wanted.edits.append(None)
-            wanted.rows.append(first_row + position - chunk.start)
-            wanted.uses.append((index, position + 1))
-
-    @staticmethod
-    def _find_bad_rows(plan: StepPlan, result: StepResult, wanted: LogitRows, errors: dict[int, Exception]) -> None:
-        """Adds the chunks whose numbers went wrong."""
-        bad: set[int] = set()
-        if 0 in result.finite:
-            end = 0
-            for i, chunk in enumerate(plan.sequences):
-                start, end = end, end + chunk.count
-                if 0 in result.finite[start:end]:
-                    bad.add(i)
-        if 0 in result.ok:
-            bad.update(chunk for (chunk, _), ok in zip(wanted.uses, result.ok) if not ok)
-        for i in bad:
-            message = "the model produced a NaN or an infinity, or no token was left to draw from"
-            errors.setdefault(i, RequestFailedError(message))
 
     def _fail(self, plan: StepPlan, errors: dict[int, Exception]) -> None:
         """Counts the step's progress, except for the chunks in `errors`, whose requests are ended."""
