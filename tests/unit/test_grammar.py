@@ -141,6 +141,25 @@ def test_a_stream_of_a_forced_run_has_a_delta_for_each_token(model: Model, strea
             assert re.fullmatch(FORCED["regex"], output.text)
 
 
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_forced_rows_have_logits_only_for_those_who_asked_for_logprobs(model: Model, logprobs: int | None) -> None:
+    rows: list[int] = []
+    with engine_of(model) as engine:
+        step = engine.executor.step
+
+        def counting(batch: Any, sampling: Any) -> Any:
+            rows.append(len(batch.logit_rows))
+            return step(batch, sampling)
+
+        engine.executor.step = counting  # type: ignore[method-assign]
+        output = answer(engine, FORCED, logprobs=logprobs)
+        jumped = engine.stats()["jump_forward_tokens"]
+    assert jumped > 10
+    drawn = len(output.token_ids) - jumped
+    assert len(rows) == drawn
+    assert sum(rows) == (drawn if logprobs is None else len(output.token_ids))
+
+
 # What else a request may ask for, inside a forced run
 
 
