@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo import limits
 from octavo.errors import InvalidParameterError
+from octavo.grammar.embedded import without_schemas
 from octavo.grammar.expansion import check_lark, check_regex
 from octavo.grammar.gbnf import is_gbnf, lark_from_gbnf
 from octavo.grammar.json_schema import checked_schema
@@ -144,7 +145,7 @@ def _source(kind: str, value: Any, tight: bool) -> str:
             "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
         )
     lark = lark_from_gbnf(value) if is_gbnf(value) else value
-    check_lark("structured.grammar", lark)
+    check_lark("structured.grammar", without_schemas("structured.grammar", lark))
     return LLMatcher.grammar_from_lark(lark)
 
 
