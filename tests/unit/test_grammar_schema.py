@@ -136,7 +136,25 @@ CASES: dict[str, list[tuple[Any, list[Any], list[Any]]]] = {
     "minProperties": [({"type": "object", "minProperties": 1}, [{"a": 1}], [{}])],
     "maxProperties": [({"type": "object", "maxProperties": 1}, [{}, {"a": 1}], [{"a": 1, "b": 2}])],
     "anyOf": [({"anyOf": [{"type": "integer"}, {"type": "string", "maxLength": 1}]}, [1, "a"], ["ab", None])],
-    "oneOf": [({"oneOf": [{"type": "integer"}, {"type": "null"}]}, [1, None], ["a"])],
+    "oneOf": [
+        ({"oneOf": [{"type": "integer"}, {"type": "null"}]}, [1, None], ["a"]),
+        (
+            {
+                "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
+                "discriminator": {"propertyName": "kind"},
+                "$defs": {
+                    "cat": {"type": "object", "properties": {"kind": {"const": "cat"}}, "required": ["kind"]},
+                    "dog": {
+                        "type": "object",
+                        "properties": {"kind": {"enum": ["dog", "pup"]}, "age": {"type": "integer"}},
+                        "required": ["kind", "age"],
+                    },
+                },
+            },
+            [{"kind": "cat"}, {"kind": "pup", "age": 1}],
+            [{"kind": "dog"}, {"kind": "cow"}, {}],
+        ),
+    ],
     "allOf": [({"allOf": [{"type": "integer", "minimum": 2}, {"maximum": 4}]}, [2, 4], [1, 5])],
     "$ref": [
         ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "integer"}}}, [1], ["a"]),
@@ -203,6 +221,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"unevaluatedItems": False}, "$.unevaluatedItems"),
     ({"$dynamicRef": "#a"}, "$.$dynamicRef"),
     ({"$anchor": "a"}, "$.$anchor"),
+    ({"$defs": {"a": {"$id": "http://example.org/a"}}}, "$.$defs.a.$id"),
     ({"$defs": {"x": {"additionalItems": False}}}, "$.$defs.x.additionalItems"),
     ({"items": [{"type": "integer"}]}, "$.items"),
     ({"nullable": True, "type": "string"}, "$.nullable"),
@@ -245,6 +264,9 @@ def test_what_is_not_enforced_is_refused_with_its_path(compiler: GrammarCompiler
         {"type": "string", "const": 1},
         {"type": "object", "required": ["a"], "additionalProperties": False},
         {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+        {"oneOf": [{"type": "object", "properties": {"a": {"const": "x"}}}] * 2},
+        {"oneOf": [{"$ref": "#"}, {"$ref": "#/oneOf/1"}]},
+        {"oneOf": [{"$ref": "#/oneOf/1"}, {"$ref": "#/oneOf/0"}]},
         {"type": "string", "pattern": "(?=a)"},
         {"$ref": "#"},
         {"allOf": [{"$ref": "#"}]},

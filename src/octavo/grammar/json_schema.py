@@ -11,6 +11,7 @@ from octavo.errors import InvalidParameterError
 from octavo.grammar.expansion import check_regex
 
 Schema = dict[str, Any] | bool
+_MOST_HOPS = 8
 
 _TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
@@ -18,7 +19,7 @@ FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4",
 # Say something about a schema, nothing about a value.
 _ANNOTATIONS = {
     *("$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated", "readOnly"),
-    *("writeOnly", "contentEncoding", "contentMediaType", "contentSchema"),
+    *("writeOnly", "discriminator", "contentEncoding", "contentMediaType", "contentSchema"),
 }
 _ONE = frozenset(("items", "additionalProperties"))
 _LISTED = frozenset(("anyOf", "oneOf", "allOf", "prefixItems"))
@@ -94,10 +95,14 @@ class _Checker:
             for keyword, value in schema.items():
                 self._check_keyword(f"{path}.{keyword}", keyword, value, schema)
             schema.pop("uniqueItems", None)
+            if "oneOf" in schema and "anyOf" not in schema and self._exclude_each_other(path, schema["oneOf"]):
+                schema["anyOf"] = schema.pop("oneOf")
             pending.extend((where, inner, depth + 1) for where, inner in _inner(path, schema))
         self._weigh(self._root, ())
 
     def _check_keyword(self, path: str, keyword: str, value: Any, schema: dict[str, Any]) -> None:
+        if keyword == "$id" and path != "$.$id":
+            raise _refused(path, value, "at the top only: within, it changes what $ref means")
         if keyword in _ANNOTATIONS:
             return
         if keyword in _VALUES:
@@ -140,6 +145,33 @@ class _Checker:
             raise _refused(path, value, "0 or 1 beside patternProperties")
         elif keyword == "$ref":
             self._follow(path, value)
+
+    def _exclude_each_other(self, path: str, alternatives: list[Any]) -> bool:
+        """Whether a required property tells them apart, by strings of which each may have its own only."""
+        tags = [self._tags(path, alternative) for alternative in alternatives]
+        for name in set(tags[0]).intersection(*tags[1:]):
+            values = [value for tag in tags for value in tag[name]]
+            if len(values) == len(set(values)):
+                return True
+        return False
+
+    def _tags(self, path: str, schema: Any) -> dict[str, set[str]]:
+        for _ in range(_MOST_HOPS):  # references may go round in a circle
+            if not (isinstance(schema, dict) and set(schema) == {"$ref"} and isinstance(schema["$ref"], str)):
+                break
+            schema = self._follow(path, schema["$ref"])
+        if not isinstance(schema, dict) or schema.get("type") != "object":
+            return {}
+        properties, required = schema.get("properties"), schema.get("required")
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            return {}
+        found = {}
+        for name, inner in properties.items():
+            if name in required and isinstance(inner, dict):
+                values = inner.get("enum", [inner.get("const")])
+                if isinstance(values, list) and all(isinstance(value, str) for value in values):
+                    found[name] = set(values)
+        return found
 
     def _follow(self, path: str, reference: str) -> Any:
         found: Any = self._root
