@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from tests.support import tool_templates
+from tests.support.full_server import full_server
 from tests.support.live_server import MODEL, LiveServer, serve
 from tests.support.tiny_llm import write_tiny_llm
 from tests.support.tool_templates import GET, NOW
@@ -234,3 +235,50 @@ def chunks(client: openai.OpenAI, live: LiveServer, dies_after: int | None) -> l
         if len(found) == dies_after:
             os.kill(live.state.engine.engine_pid, signal.SIGKILL)
     return found
+
+
+def test_logprobs_and_token_ids_of_calls_are_the_same_in_a_stream(hermes: openai.OpenAI) -> None:
+    asked = {**ASKED, "tool_choice": "now", "logprobs": True, "top_logprobs": 1, "seed": 1}
+    extra = {"return_token_ids": True}
+    choice = hermes.chat.completions.create(**asked, extra_body=extra).choices[0]
+    logprobs: list[Any] = []
+    ids: list[int] = []
+    for chunk in hermes.chat.completions.create(**asked, stream=True, extra_body=extra):
+        for part in chunk.choices:
+            logprobs += part.logprobs.content if part.logprobs else []
+            ids += (part.model_extra or {}).get("token_ids", [])
+    assert logprobs == choice.logprobs.content
+    assert ids == choice.model_extra["token_ids"]
+    assert "".join(entry.token for entry in logprobs[:11]) == "<tool_call>"
+
+
+def test_openais_stream_helper_puts_a_call_together(hermes: openai.OpenAI) -> None:
+    strict = {"type": "function", "function": {**GET["function"], "strict": True}}
+    asked = {**ASKED, "tools": [strict], "tool_choice": "required", "parallel_tool_calls": False, "seed": 2}
+    with hermes.chat.completions.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        message = stream.get_final_completion().choices[0].message
+    assert "tool_calls.function.arguments.delta" in kinds
+    assert "tool_calls.function.arguments.done" in kinds
+    (call,) = message.tool_calls
+    assert call.function.parsed_arguments == json.loads(call.function.arguments)
+
+
+def test_settings_of_the_server_reach_its_requests(tmp_path: Path) -> None:
+    folder = write_tiny_llm(tmp_path, template=tool_templates.BEGINS_THINKING)
+    body = {**ASKED, "model": "tiny"}
+    with full_server(folder, enable_auto_tool_choice=False, reasoning_parser="none") as full:
+        assert full.ask("/v1/chat/completions", body).json["error"]["param"] == "tool_choice"
+        plain = full.ask("/v1/chat/completions", {**body, "tools": None, "max_tokens": 3}).json
+        assert "reasoning" not in plain["choices"][0]["message"]
+    with full_server(folder, tool_call_parser="none") as full:
+        assert full.ask("/v1/chat/completions", body).json["error"]["param"] == "tools"
+        thought = full.ask("/v1/chat/completions", {**body, "tools": None, "max_tokens": 3}).json
+        assert thought["choices"][0]["message"]["reasoning"]
+
+
+def test_tokenize_counts_what_a_chat_has(hermes: openai.OpenAI) -> None:
+    messages = [*HI, {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "now", "arguments": "{}"}}]}]
+    counted = hermes.post("/../tokenize", body={"messages": messages, "tools": TOOLS}, cast_to=object)
+    answer = hermes.chat.completions.create(**{**ASKED, "messages": messages, "max_tokens": 1})
+    assert counted["count"] == answer.usage.prompt_tokens  # type: ignore[index]
