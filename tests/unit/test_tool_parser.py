@@ -6,11 +6,13 @@ import json
 import time
 import tracemalloc
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.chat import parser
 from octavo.chat.formats import HERMES, LLAMA3_JSON, MISTRAL, THINK, ReasoningFormat, ToolFormat
 from octavo.chat.parser import CallStart, ChatParser, Content
 from octavo.limits import MAX_JSON_DEPTH, MAX_TOOL_CALL_HEAD_CHARS, MAX_TOOL_NAME_CHARS
@@ -75,6 +77,7 @@ BROKEN = [
     '{"arguments": {"a": 1}}',
     '{"name": "", "arguments": {}}',
     '{"name": 7, "arguments": {}}',
+    '{"name": "\\ud800", "arguments": {}}',
     '{"name": "f", "arguments": [1]}',
     '{"name": "f", "arguments": "{}"}',
     '{"name": "f", "arguments": {\'a\': 1}}',
@@ -192,6 +195,33 @@ def test_every_cutting_of_a_text_gives_the_same(
 
 
 @settings(max_examples=300, deadline=None)
+@given(cut=cut_texts(), tools=st.sampled_from(FORMATS), most=st.integers(1, 60))
+def test_every_cutting_gives_the_same_where_bounds_are_met(
+    cut: tuple[str, list[str]], tools: ToolFormat, most: int
+) -> None:
+    text, pieces = cut
+    with (
+        patch.object(parser, "MAX_TOOL_CALL_HEAD_CHARS", most),
+        patch.object(parser, "_MAX_BLANK", most // 10),
+        patch.object(parser, "_MAX_NAMED_HEAD", most),
+    ):
+        whole = parse(text, tools, THINK, names=NAMES)
+        assert parse(pieces, tools, THINK, names=NAMES) == whole
+        assert parse(list(text), tools, THINK, names=NAMES) == whole
+
+
+def test_long_arguments_are_the_same_in_one_piece_and_in_many() -> None:
+    long = json.dumps({"a": "x" * 3 * MAX_TOOL_CALL_HEAD_CHARS, "b": [1] * 1000})
+    for text in (
+        f'<tool_call>{{"name": "f", "arguments": {long}}}</tool_call>',
+        f'<tool_call>{{"name": "f", "x": {{"y": 1}}, "arguments": {long}, "z": "{"z" * 99_999}"}}</tool_call>',
+    ):
+        whole = parse(text, HERMES)
+        assert (whole.calls, whole.content) == ([["f", long]], "")
+        assert parse([text[i : i + 4001] for i in range(0, len(text), 4001)], HERMES) == whole
+
+
+@settings(max_examples=300, deadline=None)
 @given(cut=cut_texts(), tools=st.sampled_from(FORMATS))
 def test_nothing_but_whitespace_and_the_frame_of_calls_is_lost(cut: tuple[str, list[str]], tools: ToolFormat) -> None:
     text, _ = cut
@@ -235,20 +265,20 @@ def test_arguments_come_out_as_the_model_wrote_them(
 
 
 def test_a_call_is_told_as_soon_as_it_is_certain_and_its_arguments_as_they_come() -> None:
-    parser = ChatParser(HERMES, None, call_id=lambda index: f"id{index}")
-    assert parser.push("Hi <tool") == [Content("Hi")]
-    assert parser.push('_call>{"name": "f", "arguments": {') == []
-    (start, begun) = parser.push('"a')
+    reader = ChatParser(HERMES, None, call_id=lambda index: f"id{index}")
+    assert reader.push("Hi <tool") == [Content("Hi")]
+    assert reader.push('_call>{"name": "f", "arguments": {') == []
+    (start, begun) = reader.push('"a')
     assert start == CallStart(0, "id0", "f")
     assert begun.text == '{"a'  # type: ignore[union-attr]
-    assert [event.text for event in parser.push('": 1')] == ['": 1']  # type: ignore[union-attr]
-    assert [event.text for event in parser.push("}}</tool_call>\n")] == ["}"]  # type: ignore[union-attr]
-    assert parser.finish() == []
+    assert [event.text for event in reader.push('": 1')] == ['": 1']  # type: ignore[union-attr]
+    assert [event.text for event in reader.push("}}</tool_call>\n")] == ["}"]  # type: ignore[union-attr]
+    assert reader.finish() == []
 
 
 def test_plain_text_is_told_at_once() -> None:
-    parser = ChatParser(HERMES, THINK)
-    assert [parser.push(piece) for piece in ("Hello", " you", ", a < b")] == [
+    reader = ChatParser(HERMES, THINK)
+    assert [reader.push(piece) for piece in ("Hello", " you", ", a < b")] == [
         [Content("Hello")],
         [Content(" you")],
         [Content(", a < b")],
@@ -305,12 +335,12 @@ def test_memory_does_not_grow_with_what_was_told() -> None:
         ('<tool_call>{"name": "f", "arguments": {}, "x": "', "y"),
         ('<tool_call>{"name": "f", "arguments": {}, "', "key"),
     ):
-        parser = ChatParser(HERMES, THINK)
-        parser.push(begin)
+        reader = ChatParser(HERMES, THINK)
+        reader.push(begin)
         chunk = more * (4096 // len(more))
         tracemalloc.start()
         for _ in range(512):
-            parser.push(chunk)
+            reader.push(chunk)
         kept = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         assert kept < 4 * MAX_TOOL_CALL_HEAD_CHARS, (begin, kept)

@@ -203,7 +203,7 @@ class ChatParser:
             first = yield from self._next()
             if key == "name" and name is None:
                 name = (yield from self._string()) if first == '"' else None
-                if not name or len(name) > MAX_TOOL_NAME_CHARS or (names is not None and name not in names):
+                if name is None or not _can_be_a_name(name) or (names is not None and name not in names):
                     return self._give_up()
                 if early is not None:
                     self._start(name)
@@ -251,17 +251,17 @@ class ChatParser:
 
     def _starts(self, name: str) -> Sink:
         """A sink for arguments that starts the call as soon as more than a brace of them is there."""
-        begun = ""
+        begun: list[str] = []
 
         def sink(text: str) -> None:
-            nonlocal begun
             if self._held is None:
                 self._emit_arguments(text)
                 return
-            begun += text
-            if len(begun.rstrip(WHITESPACE)) > 1:
+            more = text if begun else text[1:]
+            begun.append(text)
+            if more.strip(WHITESPACE):
                 self._start(name)
-                self._emit_arguments(begun)
+                self._emit_arguments("".join(begun))
 
         return sink
 
@@ -304,6 +304,8 @@ class ChatParser:
         scanner = JsonScanner()
         while True:
             end = self._end() if most is None else min(self._end(), self._at + most)
+            if self._at == end < len(self._text):
+                return False
             stop = scanner.scan(self._text, self._at, end)
             if stop > self._at:
                 sink(self._text[self._at : stop])
@@ -312,7 +314,7 @@ class ChatParser:
             self._at = stop
             if scanner.done or scanner.failed:
                 return scanner.done
-            if end < len(self._text) or not (yield from self._more()):
+            if stop == len(self._text) and not (yield from self._more()):
                 return False
 
     def _string(self) -> Generator[None, None, str | None]:
@@ -397,6 +399,11 @@ class ChatParser:
 
     def _emit_arguments(self, text: str) -> None:
         self._events.append(Arguments(self.calls - 1, text))
+
+
+def _can_be_a_name(text: str) -> bool:
+    """Escapes in JSON can spell half a character, which no answer can hold."""
+    return 0 < len(text) <= MAX_TOOL_NAME_CHARS and not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _ignore(text: str) -> None:
