@@ -256,6 +256,13 @@ def test_what_cannot_be_enforced_is_named_with_its_path() -> None:
     assert tool_constraint(HERMES, unbound, None, thinking=False, control_ids={}) is None
 
 
+def test_schemas_that_are_too_long_together_are_refused() -> None:
+    parameters = {"properties": {f"p{i}": {"type": "string", "description": "d" * 100} for i in range(200)}}
+    assert constraint(HERMES, tools(*({"name": f"f{i}", "parameters": parameters} for i in range(6))))
+    with pytest.raises(InvalidParameterError, match="tools='20 tools' is not allowed"):
+        constraint(HERMES, tools(*({"name": f"f{i}", "parameters": parameters} for i in range(20))))
+
+
 def test_arguments_have_at_most_one_space_at_a_place() -> None:
     lark = constraint(HERMES, tools({"name": "get", "parameters": CITY})).grammar
     assert lark is not None

@@ -114,7 +114,16 @@ class _Grammar:
 
     def bodies(self) -> list[str]:
         names = [f"call_{i}" for i in range(len(self._tools.callable))]
-        bodies = [f"{name}: {self._body(tool)}" for name, tool in zip(names, self._tools.callable)]
+        bodies: list[str] = []
+        room = limits.MAX_GRAMMAR_CHARS
+        for name, tool in zip(names, self._tools.callable):
+            bodies.append(f"{name}: {self._body(tool)}")
+            room -= len(bodies[-1])
+            if room < 0:  # before more of them are looked at
+                allowed = (
+                    f"tools whose schemas, without descriptions, have {limits.MAX_GRAMMAR_CHARS} characters in all"
+                )
+                raise InvalidParameterError("tools", f"{len(self._tools.callable)} tools", allowed)
         return [f"call: {' | '.join(names)}", *bodies]
 
     def required(self) -> list[str]:
