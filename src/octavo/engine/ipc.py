@@ -36,6 +36,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = MAX_BATCH_SEQUENCES
     inter_token_target: float = 0.1
     chunk_size: int | None = None
+    jump_forward: bool = True
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
