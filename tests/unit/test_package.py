@@ -123,7 +123,8 @@ ARROWS: dict[str, set[str]] = {
     "executor": {"errors", "limits", "interface", "program", "models", "weights", "_native"},
 }
 ARROWS["engine"] = {"errors", "limits", "params", "outputs", "_native", *ARROWS}
-ARROWS["server"] = {"engine", "__init__", *ARROWS["engine"]}
+ARROWS["chat"] = {"errors", "limits", "structured", "grammar", "tokenizer"}
+ARROWS["server"] = {"engine", "chat", "__init__", *ARROWS["engine"]}
 ARROWS["lang"] = {"errors", "limits", "params", "structured", "engine"}
 ARROWS["bench"] = {"engine", *ARROWS["engine"]}
 ARROWS["cli"] = {"errors", "limits", "params", "outputs", "engine", "executor", "weights", "_native", "__init__"}
