@@ -325,6 +325,24 @@ def texts_of(body: bytes) -> list[str]:
     return re.findall(r'"text":"[^"]*"', body.decode())
 
 
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+def test_an_offer_of_another_protocol_is_ignored_and_the_body_is_read(full: FullServer, protocol: bytes) -> None:
+    """As Java's HTTP client sends every request."""
+    plain = completion_request(max_tokens=3, seed=4)
+    offer = (
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\n" % protocol
+    )
+    offering = plain.replace(b"\r\n", b"\r\n" + offer, 1)
+    with full.raw() as connection:
+        connection.sendall(plain)
+        expected = read_answer(connection)
+    with full.raw() as connection:
+        connection.sendall(offering + plain)
+        answers = [read_answer(connection), read_answer(connection)]
+    assert [answer.status for answer in answers] == [200, 200]
+    assert [texts_of(answer.body) for answer in answers] == [texts_of(expected.body)] * 2
+
+
 def test_malformed_requests_cannot_fill_the_log(full: FullServer, capfd: pytest.CaptureFixture[str]) -> None:
     set_up_logging("info", "plain")
     for _ in range(200):

@@ -29,9 +29,6 @@ def _serve(model: str | None, config: Path | None, print_config: bool, given: di
     Every option can also be a variable (OCTAVO_PORT=8001) or a line of a YAML file (port: 8001). Options win over
     variables, variables over the file. The variables of TGI's launcher count when MODEL_ID is set.
     """
-    # The first process of a container has no such default. The server's own handlers come later.
-    signal.signal(signal.SIGTERM, _leave)
-    signal.signal(signal.SIGINT, _leave)
     flags = {name: value for name, value in given.items() if value not in (None, [])}
     if model is not None:
         if "model" in flags:
@@ -49,6 +46,17 @@ def _leave(number: int, frame: object) -> NoReturn:
 
 
 def _run(config: ServerConfig) -> None:
+    # The first process of a container has no such default. The server's own handlers come later, and stay to its end.
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        _run_server(config)
+    except BaseException:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        raise
+
+
+def _run_server(config: ServerConfig) -> None:
     set_up_logging(config.log_level, config.log_format)
     _tell(config, terminal.dim(f"octavo: loading {config.model} ...", sys.stderr))
     from octavo.server.lifecycle import run

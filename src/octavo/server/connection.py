@@ -8,6 +8,7 @@ is held back and parsed afterwards: nothing of it may end, delay or get into the
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,9 @@ _REASONS = {
     431: b"Request Header Fields Too Large",
     503: b"Service Unavailable",
 }
+
+
+_UPGRADE = re.compile(rb"\nupgrade:", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ class Connection(HttpToolsProtocol):
         if self._reading is None and not self._in_body:
             self._await_head()
         self._saw_end = False
-        super().data_received(data)
+        super().data_received(data if self._in_body else _without_upgrade(data))
         if self.pipeline:
             self.flow.resume_reading()  # to see the client leave
         if self._in_head and not self._saw_end and self._refusal is None:
@@ -262,6 +266,16 @@ class Connection(HttpToolsProtocol):
             % (status, _REASONS[status], len(body), body)
         )
         self.transport.close()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """The same number of bytes, in whose head no upgrade is asked for.
+
+    Some clients offer HTTP/2 so with every request (Java's do), and the parser takes what follows such a head for
+    another protocol, not for the body. A server may always go on as if nothing had been offered.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\nignored:", head) + end + rest
 
 
 async def _answer(cycle: RequestResponseCycle, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
