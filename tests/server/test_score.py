@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from octavo import limits
-from octavo.lang.backends.octavo_server import OctavoServer
 from tests.support.live_server import LiveServer, serve
 from tests.support.llms import open_llm
 from tests.support.tiny_llm import write_tiny_llm
@@ -77,12 +76,3 @@ def test_what_is_wrong_is_named(live: LiveServer, changed: dict[str, Any], param
 def test_what_does_not_fit_is_refused(live: LiveServer) -> None:
     answer = ask(live, prompt="x", continuations=["a" * 300])
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
-
-
-def test_programs_on_a_server_select_by_the_same_scores(live: LiveServer) -> None:
-    backend = OctavoServer(live.url)
-    ids = live.state.tokenizer.encode("is it?")
-    continuations = [[76, 77], [80]]
-    scores = ask(live, prompt_token_ids=ids, continuations=continuations).json()["scores"]
-    found = backend._logprobs([[*ids, *each] for each in continuations], len(ids), None)  # type: ignore[arg-type]
-    assert found == [score["logprobs"] for score in scores]
