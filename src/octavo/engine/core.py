@@ -100,7 +100,7 @@ class Engine:
         self._times = StepTimes()
         self.grammars = GrammarCompiler(lambda: Vocabulary(tokenizer, executor.vocab_size, eos_token_ids))
         self._masks = MaskBuffer(executor.vocab_size, default_threads())
-        self._jumped = 0  # tokens appended without a draw
+        self.jump_forward_tokens = 0  # tokens appended without a draw
         # For an engine under supervision: its end, and a replay one by one, tell whose fault a failed step was.
         self.raises_step_errors = False
 
@@ -313,7 +313,7 @@ class Engine:
             else:
                 generation.foresee(token_id)
         jumped = len(sequence.token_ids) - before
-        self._jumped += jumped
+        self.jump_forward_tokens += jumped
         if jumped and not generation.finished:
             self.scheduler.extend(sequence)
 
@@ -392,7 +392,7 @@ class Engine:
             "steps": self._steps,
             **self._times.summary(),
             "token_budget": self._token_budget(),
-            "jump_forward_tokens": self._jumped,
+            "jump_forward_tokens": self.jump_forward_tokens,
             **self.grammars.stats(),
         }
 

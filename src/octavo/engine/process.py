@@ -270,6 +270,7 @@ class EngineServer:
             stats.prefix_hit_tokens,
             stats.preemptions,
             stats.evictions,
+            self._engine.jump_forward_tokens,
         )
 
 

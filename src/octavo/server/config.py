@@ -107,6 +107,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     policy: Annotated[
         str, _set("--policy", "--scheduling-policy", help="fcfs, priority, or lpm (longest cached prefix first).")
     ] = "fcfs"
+    enable_prefix_caching: Annotated[
+        bool, _set("--enable-prefix-caching", help="Compute once what prompts begin with in common; same answers.")
+    ] = True
+    jump_forward: Annotated[
+        bool, _set("--jump-forward", help="Append tokens that a grammar forces without a step for each; same answers.")
+    ] = True
     inter_token_target: Annotated[
         _Seconds, _set("--inter-token-target", help="Seconds between tokens of a stream that prompts may take up.")
     ] = 0.1
