@@ -19,7 +19,7 @@ CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))
   -DOCTAVO_NATIVE_TESTS=ON -DOCTAVO_DEV=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help run test native-test lint sim exact chaos load parity sanitize compare fuzz clean
+.PHONY: help run test native-test lint sim exact grammar chaos load parity sanitize compare fuzz clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -47,6 +47,9 @@ sim: $(VENV)/octavo-dev ## a million simulated scheduler steps, and ten planted 
 
 exact: $(VENV)/octavo-dev ## the full exactness suite: equal bits whatever happens around a request
 	$(BIN)/python -m tests.exact
+
+grammar: $(VENV)/octavo-dev ## outputs of 500 random JSON schemas, jump-forward on and off, validated by jsonschema
+	$(BIN)/python -m tests.grammar.validate
 
 chaos: $(VENV)/octavo-dev ## the engine killed 50 times and stopped 20 times under 16 streams: no bit changes
 	$(BIN)/python -m tests.server.chaos

@@ -115,3 +115,27 @@ class DrainingError(OctavoError):
     def __init__(self, retry_after: int) -> None:
         super().__init__("the server is shutting down and takes no new requests")
         self.retry_after = retry_after
+
+
+class ProgramError(OctavoError):
+    """An expression of a program failed; the message names the program's line. `error` is what went wrong there."""
+
+    def __init__(self, file: str, line: int, expression: str, error: BaseException) -> None:
+        super().__init__(f"{file}:{line}: {expression}: {error}" if expression else f"{file}:{line}: {error}")
+        self.file = file
+        self.line = line
+        self.expression = expression
+        self.error = error
+        self.__cause__ = error
+
+
+class BackendError(OctavoError):
+    """A server that a program calls could not be reached, refused a request or answered what cannot be read."""
+
+
+class UnsupportedByBackendError(OctavoError):
+    """A program asks for what its backend cannot do; the message says what, and what can."""
+
+
+class ProgramCancelledError(OctavoError):
+    """A program was ended from outside while it ran."""

@@ -7,6 +7,7 @@ MAX_N = 16
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 256
+MAX_SHOWN_SPECIAL_IDS = 64
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
@@ -86,3 +87,50 @@ COMPLETION_MAX_TOKENS = 16  # of /v1/completions, when not given
 TGI_MAX_BEST_OF = 2
 TGI_MAX_STOP_SEQUENCES = 4
 TGI_MAX_TOP_N_TOKENS = 5
+
+# Structured outputs
+MAX_SCHEMA_CHARS = 256 << 10
+MAX_REGEX_CHARS = 16 << 10
+MAX_GRAMMAR_CHARS = 64 << 10
+MAX_CHOICES = 1024
+MAX_CHOICE_CHARS = 4096
+MAX_START_AFTER_CHARS = 256
+
+# The language
+PROGRAM_MAX_TOKENS = 128  # of a gen, when neither it nor `run` says
+MAX_SELECT_CHOICES = 1024
+MAX_BATCH_THREADS = 128  # programs of one run_batch that run at the same time, unless it says
+MAX_FORK_THREADS = 64  # forks of one run or batch that run at the same time
+MIN_CACHED_PREFIX_CHARS = 64  # a shorter prefix of a batch is not computed ahead
+MAX_FORKS = 1024  # children of one fork
+MAX_BACKEND_ANSWER_BYTES = 64 << 20  # of a server a program calls
+BACKEND_TRIES = 4  # of a request that is answered "overloaded"
+MAX_BACKEND_PAUSE_SECONDS = 30  # between two of them
+
+# Tools
+MAX_TOOLS = 128
+MAX_TOOL_NAME_CHARS = 64
+MAX_TOOL_SCHEMA_CHARS = 1 << 16  # the parameters of one function, as JSON
+MAX_TOOL_CALLS = 128  # in one message of a conversation, or one answer that a grammar writes
+MAX_TOOL_CALL_HEAD_CHARS = 1 << 16  # of what looks like a call, before it is known to be one
+
+# Grammars, compiled and run by llguidance; its own units are in parentheses
+MAX_SCHEMA_DEPTH = 60
+MAX_SCHEMA_PROPERTIES = 1000  # named, in all of a schema; compiling takes time that grows with their square
+MAX_SCHEMA_EXPANSION = 1 << 16  # characters that one value may be forced to have
+MAX_SCHEMA_MULTIPLE_OF = 10_000  # without its decimal point
+MAX_GRAMMAR_EXPANSION = 1 << 14  # characters of a pattern with its repetitions written out
+MAX_GRAMMAR_DEPTH = 100  # parentheses in one another
+MAX_GRAMMAR_RULES = 2048
+MAX_INTERSECTIONS = 8  # patterns that one text must match at once; the cost doubles with each
+MAX_GRAMMAR_SYMBOLS = 100_000  # (of all productions)
+MAX_GRAMMAR_BUILD_FUEL = 1_000_000  # (lexer fuel, about 50,000 a millisecond)
+MAX_GRAMMAR_STEP_FUEL = 200_000  # (of one token's mask, about 14,000 a millisecond)
+MAX_GRAMMAR_STEP_ITEMS = 50_000  # (parser items of one token's mask, about 20,000 a millisecond)
+MAX_GRAMMAR_ROW_ITEMS = 2000  # (parser items at one position)
+MAX_GRAMMAR_LEXER_STATES = 50_000  # (of one grammar, 1 to 2 kB each)
+MAX_CACHED_GRAMMARS = 256
+MAX_CACHED_MARKERS = 16
+MAX_CACHED_GRAMMAR_CHARS = 4 << 20  # of their texts
+GRAMMAR_THREADS = 2  # that compile for a served engine
+MAX_JSON_SPACES = 32  # between two signs of a JSON output

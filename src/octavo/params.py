@@ -11,6 +11,7 @@ from typing import Any
 
 from octavo import limits
 from octavo.errors import InvalidParameterError
+from octavo.structured import StructuredOutputs as StructuredOutputs
 
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 _INT32_MAX = (1 << 31) - 1
@@ -35,8 +36,10 @@ class SamplingParams:
     prompt_logprobs_start: first prompt position that prompt_logprobs are for.
     logit_bias: id to a number added to its logit, cut to -100 .. 100. allowed_token_ids: only these can be drawn.
     bad_words: texts that are not generated, at the start of a word or inside one.
+    skip_special_tokens: control tokens leave no text, except those of shown_special_ids.
     truncate_prompt_tokens: keep only this many last tokens of the prompt.
     priority: lower is served first, under the priority policy. cache_salt: prefixes are shared only under equal salts.
+    structured: what the output must be, as StructuredOutputs or a dict of its fields; all of the above works within it.
     """
 
     n: int = 1
@@ -62,9 +65,11 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = field(default_factory=list)  # a list once constructed
     skip_special_tokens: bool = True
+    shown_special_ids: list[int] | None = None
     truncate_prompt_tokens: int | None = None
     priority: int = 0
     cache_salt: str | None = None
+    structured: StructuredOutputs | None = None  # or a mapping of its fields, until constructed
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -74,6 +79,7 @@ class SamplingParams:
                 raise InvalidParameterError(name, getattr(self, name), "true or false")
         if self.cache_salt is not None:
             _text("cache_salt", self.cache_salt, limits.MAX_CACHE_SALT_CHARS)
+        self._set("structured", StructuredOutputs.of(self.structured))
         if self.n > 1 and self.temperature == 0.0:
             raise InvalidParameterError("n", self.n, "1 when temperature is 0, as all outputs would be equal")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -112,6 +118,9 @@ class SamplingParams:
         self._set("bad_words", _texts("bad_words", self.bad_words, limits.MAX_BAD_WORDS, limits.MAX_BAD_WORD_CHARS))
         stop_ids = _token_ids("stop_token_ids", self.stop_token_ids or [], limits.MAX_STOP_TOKEN_IDS)
         self._set("stop_token_ids", stop_ids)
+        if self.shown_special_ids is not None:
+            shown = _token_ids("shown_special_ids", self.shown_special_ids, limits.MAX_SHOWN_SPECIAL_IDS)
+            self._set("shown_special_ids", shown)
         if self.allowed_token_ids is not None:
             allowed = _token_ids("allowed_token_ids", self.allowed_token_ids, limits.MAX_VOCABULARY)
             if not allowed:

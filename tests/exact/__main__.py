@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import scenarios
-from .cases import model_cases, sharing_cases, text_ids
+from .cases import constrained_cases, model_cases, sharing_cases, text_ids
 from .faults import FAULTS, suite_fails_on
 from .machine import Model
 from .models import smollm2
@@ -25,6 +25,7 @@ def full() -> None:
     begin = time.monotonic()
     run_steps(steps_on(smollm2(), TOKENS, short_form=False))
     run_steps(steps_on(smollm2("int8"), SHORT_TOKENS, short_form=True))
+    run_steps(steps_under_grammars(smollm2()))
     run_steps([(f"fault: {name}", lambda name=name: suite_fails_on(name)) for name in FAULTS])
     print(f"all equal, to the bit ({time.monotonic() - begin:.0f} s)")
 
@@ -59,6 +60,23 @@ def steps_on(model: Model, tokens: int, *, short_form: bool) -> Steps:
         ("a new process", lambda: scenarios.in_a_new_process(printing, expected)),
         *[(f"{name} kernels", lambda name=name: scenarios.with_options(model, cases, expected, kernels=name))
           for name in reversed(scenarios.other_kernels())],
+    ]  # fmt: skip
+
+
+def steps_under_grammars(model: Model) -> Steps:
+    """The scenarios in which a grammar's state and its forced tokens could go wrong."""
+    cases = constrained_cases([case.prompt for case in model_cases(model.tokenizer, TOKENS, short_form=False)[2:14:3]])
+    expected: dict[str, Any] = {}
+    return [
+        ("under grammars, alone", lambda: expected.update(scenarios.reference(model, cases))),
+        ("jump-forward off", lambda: scenarios.with_jump_forward_off(model, cases, expected)),
+        ("random batches", lambda: scenarios.in_random_batches(model, cases, expected, seeds=range(4))),
+        *[(f"chunks of {n}", lambda n=n: scenarios.with_chunks(model, cases, expected, n)) for n in (1, 7, 16)],
+        ("prefix hits", lambda: scenarios.with_prefix_hits(model, cases, expected, (0, 15, 16, 17, None))),
+        ("preempted, blocks kept", lambda: scenarios.preempted_at_every_step(model, cases, expected, flush=False)),
+        ("preempted, blocks flushed", lambda: scenarios.preempted_at_every_step(model, cases, expected, flush=True)),
+        ("cut at every token", lambda: scenarios.cut_at_every_token(model, cases, expected)),
+        ("cancelled neighbours", lambda: scenarios.cancelled_neighbours(model, cases, expected)),
     ]  # fmt: skip
 
 

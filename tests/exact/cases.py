@@ -56,6 +56,31 @@ def model_cases(tokenizer: Tokenizer, max_tokens: int, *, short_form: bool) -> l
     return cases
 
 
+def constrained_cases(prompts: Sequence[Sequence[int]]) -> list[Case]:
+    """Grammars over each prompt; they need no letter that a tiny model lacks."""
+    fields = {"kind": {"enum": ["alpha_one", "alpha_two"]}, "n": {"type": "integer"}, "s": {"type": "string"}}
+    schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    structured: list[dict[str, object]] = [
+        {"json": schema, "disable_any_whitespace": True},
+        {"regex": "[a-d]{2}(--forced--[x-z]){2}"},
+        {"choice": ["one_of_them", "one_of_these", "another"]},
+        {"grammar": 'root ::= item+\nitem ::= "<" [a-c]{1,2} "/>" | "(" root ")"'},
+        {"regex": "[k-m]{3}--the-end", "start_after": "e"},
+    ]
+    styles: list[dict[str, object]] = [
+        {"temperature": 1.0, "logprobs": 2},
+        {"temperature": 0.0, "logprobs": 1, "presence_penalty": 0.4},
+        {"temperature": 0.8, "top_p": 0.9, "n": 2, "logprobs": 0},
+        {"temperature": 1.0, "logit_bias": {10: 3.0, 40: 5.0}, "min_tokens": 1},
+    ]
+    cases = []
+    for i, prompt in enumerate(prompts):
+        for j, constraint in enumerate(structured):
+            style = {**styles[(i + j) % len(styles)], "seed": 10 * i + j, "structured": constraint, "max_tokens": 24}
+            cases.append(Case(f"g{i}-{j}", tuple(prompt), SamplingParams(**style)))  # type: ignore[arg-type]
+    return cases
+
+
 def sharing_cases(ids: Sequence[int], prefix: int, count: int, max_tokens: int) -> list[Case]:
     """Prompts that begin with the same `prefix` ids; every third goes on with 70 more that those share."""
     cases = []

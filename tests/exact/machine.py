@@ -84,6 +84,7 @@ class Model:
         policy: str = "fcfs",
         max_num_seqs: int = 32,
         inter_token_target: float = 0.1,
+        jump_forward: bool = True,
         wrap: Callable[[NativeExecutor], Any] = lambda executor: executor,
         **options: Any,
     ) -> Iterator[Engine]:
@@ -95,6 +96,7 @@ class Model:
             policy=policy,
             inter_token_target=inter_token_target,
             chunk_size=chunk_size,
+            jump_forward=jump_forward,
         )
         try:
             yield Engine(executor, self.tokenizer, self.eos, config)

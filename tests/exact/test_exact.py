@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from . import scenarios
-from .cases import model_cases, sharing_cases, text_ids, tiny_cases
+from .cases import constrained_cases, model_cases, sharing_cases, text_ids, tiny_cases
 from .faults import FAULTS, suite_fails_on
 from .machine import Case, Model, Trace
 from .models import as_bf16, smollm2, tiny
@@ -63,6 +63,23 @@ def test_tiny_model_gives_the_same_bits_whatever_happens(small: World) -> None:
     scenarios.on_blocks_full_of_nan(model, cases, expected)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_output_under_a_grammar_has_the_same_bits_whatever_happens(name: str) -> None:
+    model = tiny(name)
+    cases = constrained_cases([case.prompt for case in tiny_cases(model.checkpoint.config.vocab_size, 8)[2:6]])
+    expected = scenarios.reference(model, cases)
+    scenarios.with_jump_forward_off(model, cases, expected)
+    scenarios.in_random_batches(model, cases, expected, seeds=(0, 1))
+    for size in (1, 7, 16):
+        scenarios.with_chunks(model, cases, expected, size)
+    scenarios.with_prefix_hits(model, cases, expected, (0, 1, 15, 16, None))
+    scenarios.preempted_at_every_step(model, cases, expected, flush=False)
+    scenarios.preempted_at_every_step(model, cases, expected, flush=True)
+    scenarios.with_options(model, cases, expected, threads=2)
+    scenarios.cut_at_every_token(model, cases, expected)
+    scenarios.cancelled_neighbours(model, cases, expected)
+
+
 @pytest.mark.model
 class TestRealModel:
     def test_in_random_batches(self, real: World) -> None:
@@ -100,6 +117,14 @@ class TestRealModel:
     def test_continued_after_a_cut(self, real: World) -> None:
         model, cases, expected = real
         scenarios.cut_at_every_token(model, [c for c in cases if len(c.prompt) < 1000], expected)
+
+    def test_under_a_grammar(self, real: World) -> None:
+        model, cases, _ = real
+        constrained = constrained_cases([cases[0].prompt])
+        expected = scenarios.reference(model, constrained)
+        scenarios.with_jump_forward_off(model, constrained, expected)
+        scenarios.in_random_batches(model, constrained, expected, seeds=(3,))
+        scenarios.cut_at_every_token(model, constrained[1:2], expected)
 
     def test_in_a_new_process(self, real: World) -> None:
         scenarios.in_a_new_process(["--print", "--short", "--tokens", "6"], real[2])

@@ -26,6 +26,7 @@ TGI = {"inputs": "hi", "parameters": {"max_new_tokens": 2}}
 ROUTES: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/v1/completions": (schema.CompletionRequest, {"prompt": "hi", "max_tokens": 2}),
     "/v1/chat/completions": (schema.ChatCompletionRequest, {"messages": HI, "max_tokens": 2}),
+    "/v1/score": (schema.ScoreRequest, {"prompt": "hi", "continuations": ["x"]}),
     "/tokenize": (schema.TokenizeRequest, {"prompt": "hi"}),
     "/detokenize": (schema.DetokenizeRequest, {"tokens": [3]}),
     "/chat_tokenize": (schema.ChatTokenizeRequest, {"messages": HI}),
@@ -64,6 +65,18 @@ VALUES: dict[str, Any] = {
     "wrong message": [{"role": "user", "content": None}],
     "1 MiB": "a" * (1 << 20),
     "many": [7] * 100_000,
+    "tools": [
+        {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}}
+    ],
+    "bad tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": 5}, "strict": True}}],
+    "tool choice": {"type": "function", "function": {"name": "f"}},
+    "tool message": [{"role": "tool", "content": "x"}, {"role": "assistant", "tool_calls": [{"id": 1}]}],
+    "json format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "array", "items": 7}}},
+    "regex": "[ab]{3}|(x",
+    "grammar": {"type": "regex", "value": "[ab]{3}"},
+    "structured": {"json": {"properties": {"a": {"$ref": "#/nowhere"}}}, "regex": None},
+    "choices": {"choice": ["a", "b"]},
+    "a grammar": 'root ::= "a" root | "b"',
 }
 CANARY = {"prompt": "canary", "max_tokens": 6, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 

@@ -28,6 +28,8 @@ OTHER: dict[str, Any] = {
     "kv_memory": "1.5GiB",
     "weights": "q4",
     "kernels": "scalar",
+    "tool_call_parser": "llama3_json",
+    "reasoning_parser": "deepseek_r1",
 }
 SECRET = "s3cr3t-k3y"
 
@@ -50,7 +52,7 @@ def other_value(name: str, default: Any) -> Any:
 
 def as_flags(flag: str, value: Any) -> list[str]:
     if isinstance(value, bool):
-        return [flag]
+        return [flag if value else f"--no-{flag[2:]}"]
     return [part for item in (value if isinstance(value, list) else [value]) for part in (flag, str(item))]
 
 

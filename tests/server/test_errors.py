@@ -22,6 +22,7 @@ EXAMPLES: dict[type[OctavoError], OctavoError] = {
     errors.ConfigError: errors.ConfigError("--port", "a port"),
     errors.OverloadedError: errors.OverloadedError("512 requests are waiting", 7),
     errors.DrainingError: errors.DrainingError(9),
+    errors.ProgramError: errors.ProgramError("a.py", 3, "gen()", ValueError("odd")),
 }
 
 INVALID, BROKEN, AWAY = "invalid_request_error", "server_error", "service_unavailable_error"
@@ -46,6 +47,10 @@ ANSWERS: dict[str, tuple[int, str, str, int, str]] = {
     "ConfigError": (500, BROKEN, "request_failed", 424, "generation"),
     "OverloadedError": (429, "rate_limit_error", "overloaded", 429, "overloaded"),
     "DrainingError": (503, AWAY, "draining", 503, "healthcheck"),
+    "ProgramError": (500, BROKEN, "request_failed", 424, "generation"),
+    "BackendError": (500, BROKEN, "request_failed", 424, "generation"),
+    "UnsupportedByBackendError": (500, BROKEN, "request_failed", 424, "generation"),
+    "ProgramCancelledError": (500, BROKEN, "request_failed", 424, "generation"),
 }
 COMES_BACK = {429, 503}  # the client is told when to try again
 

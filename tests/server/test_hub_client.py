@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import ValidationError
 
+from tests.support import tool_templates
 from tests.support.live_server import LiveServer, serve
 from tests.support.tiny_llm import write_tiny_llm
 
@@ -49,3 +53,27 @@ def test_chat(client: InferenceClient) -> None:
     assert text == whole.choices[0].message.content
     assert pieces[-1].usage is not None
     assert pieces[-1].usage.completion_tokens == whole.usage.completion_tokens == 12
+
+
+def test_tools_and_grammars(tmp_path: Path) -> None:
+    with serve(write_tiny_llm(tmp_path, template=tool_templates.HERMES)) as live:
+        client = InferenceClient(model=live.url, timeout=20)
+        messages = [{"role": "user", "content": "hi"}]
+        asked: dict[str, Any] = {"tools": [tool_templates.GET, tool_templates.NOW], "max_tokens": 120, "seed": 3}
+        choice = {"function": {"name": "now"}}
+        whole = client.chat_completion(messages, tool_choice=choice, **asked).choices[0]
+        (call,) = whole.message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments), whole.finish_reason) == (
+            "now",
+            {},
+            "tool_calls",
+        )
+        pieces = list(client.chat_completion(messages, tool_choice=choice, stream=True, **asked))
+        parts = [part for piece in pieces for part in piece.choices[0].delta.tool_calls or ()]
+        assert "".join(part.function.arguments for part in parts) == call.function.arguments
+        schema = {"enum": [12, 34]}
+        text = client.text_generation("hi", max_new_tokens=9, do_sample=True, grammar={"type": "json", "value": schema})
+        assert text.removeprefix("hi") in ("12", "34")
+        wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        answer = client.chat_completion(messages, response_format=wanted, max_tokens=9)
+        assert answer.choices[0].message.content in ("12", "34")

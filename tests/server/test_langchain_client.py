@@ -10,11 +10,11 @@ import pytest
 
 from tests.support.client_environments import client_python
 from tests.support.live_server import LiveServer, serve
-from tests.support.tiny_llm import write_tiny_llm
+from tests.support.tiny_llm import TEMPLATE, write_tiny_llm
 
 PROGRAM = """
 import asyncio, json, sys
-from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAI
 
 url = sys.argv[1] + "/v1"
@@ -36,24 +36,33 @@ async def main():
 likely = chat.bind(logprobs=True, top_logprobs=2).invoke(messages).response_metadata["logprobs"]["content"]
 several = chat.generate([messages], n=3)
 llm = OpenAI(**known, temperature=0.7, max_tokens=12, seed=4)
-try:
-    chat.bind_tools([{"type": "function", "function": {"name": "f", "parameters": {}}}]).invoke(messages)
-    error = None
-except Exception as raised:
-    error = f"{type(raised).__name__}: {raised}"
+parameters = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9, "minimum": 0}}, "required": ["a"]}
+tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+calling = chat.bind_tools([tool], tool_choice="f", parallel_tool_calls=False).bind(max_tokens=120)
+called = calling.invoke(messages)
+pieces = list(calling.stream(messages))
+gathered = pieces[0]
+for piece in pieces[1:]:
+    gathered += piece
+longer = [*messages, called, ToolMessage("9", tool_call_id=called.tool_calls[0]["id"])]
+followed = chat.invoke(longer)
+closed = {**parameters, "title": "n", "additionalProperties": False}
+structured = chat.with_structured_output(closed, method="json_schema").bind(max_tokens=190)
 print(json.dumps({
     "whole": whole.content, "usage": whole.usage_metadata, "finish": whole.response_metadata["finish_reason"],
     "stream": total.content, "stream_usage": total.usage_metadata, "chunks": len(chunks),
     "batch": [one.content for one in batch], "async": asyncio.run(main()), "likely": len(likely),
     "several": len(several.generations[0]), "llm": llm.invoke("hello"), "llm_stream": "".join(llm.stream("hello")),
-    "llm_batch": llm.batch(["hello", "hello"]), "error": error,
+    "llm_batch": llm.batch(["hello", "hello"]), "calls": called.tool_calls, "stream_calls": gathered.tool_calls,
+    "followed": followed.content, "structured": structured.invoke(messages),
 }))
 """
 
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with serve(write_tiny_llm(tmp_path_factory.mktemp("tiny"))) as server:
+    template = "{# tools <tool_call> #}" + TEMPLATE  # takes tools, and tells the model nothing of them
+    with serve(write_tiny_llm(tmp_path_factory.mktemp("tiny"), template=template)) as server:
         yield server
 
 
@@ -73,4 +82,9 @@ def test_langchain_works_unchanged(live: LiveServer) -> None:
     assert said["stream_usage"]["input_token_details"]["cache_read"] > 0  # the same prompt as the one before
     assert (said["finish"], said["likely"], said["several"]) == ("length", 12, 3)
     assert [said["llm_stream"], *said["llm_batch"]] == [said["llm"]] * 3
-    assert "tools is not supported" in said["error"]
+    (call,) = said["calls"]
+    assert call["name"] == "f"
+    assert 0 <= call["args"]["a"] <= 9
+    assert said["stream_calls"] == said["calls"]
+    assert said["followed"]
+    assert 0 <= said["structured"]["a"] <= 9

@@ -139,10 +139,8 @@ def test_errors_are_the_types_the_client_knows(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="gpt-7", messages=HI)
     assert (missing.value.param, missing.value.code) == ("model", "model_not_found")
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(
-            model=MODEL, messages=HI, tools=[{"type": "function", "function": {"name": "f"}}]
-        )
-    assert (refused.value.param, refused.value.code) == ("tools", "unsupported_parameter")
+        client.chat.completions.create(model=MODEL, messages=HI, functions=[{"name": "f"}])
+    assert (refused.value.param, refused.value.code) == ("functions", "unsupported_parameter")
     with pytest.raises(openai.BadRequestError) as long:
         client.completions.create(model=MODEL, prompt="hello " * 200)
     assert long.value.code == "context_length_exceeded"

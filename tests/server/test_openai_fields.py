@@ -141,7 +141,7 @@ def test_every_field_of_the_sampling_parameters_comes_to_the_engine(live: LiveSe
         "priority": -3,
         "cache_salt": "pepper",
     }
-    assert set(given) | {"logprobs"} == set(SamplingParams.__dataclass_fields__)
+    assert set(given) | {"logprobs", "structured", "shown_special_ids"} == set(SamplingParams.__dataclass_fields__)
     seen: list[SamplingParams] = []
     engine = live.state.engine
     submit = engine.submit

@@ -207,7 +207,7 @@ def test_metrics_are_in_prometheus_format_and_named_alike(full: FullServer) -> N
     wanted = """time_to_first_token_seconds inter_token_latency_seconds e2e_request_latency_seconds
         request_queue_time_seconds prompt_tokens prompt_tokens_cached generation_tokens num_requests_running
         num_requests_waiting kv_cache_usage_perc kv_cache_waste_perc kv_blocks num_preemptions step_seconds
-        engine_restarts engine_steps request_success admission_rejections http_requests"""
+        jump_forward_tokens engine_restarts engine_steps request_success admission_rejections http_requests"""
     assert {f"octavo_{name}" for name in wanted.split()} <= families
 
 

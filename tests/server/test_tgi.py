@@ -204,7 +204,7 @@ WRONG: list[dict[str, Any]] = [
     {"watermark": True},
     {"seed": -1},
     {"top_n_tokens": 6},
-    {"grammar": {"type": "regex", "value": "a"}},
+    {"grammar": {"type": "regex", "value": "(("}},
     {"adapter_id": "x"},
     {"max_new_tokens": "many"},
 ]

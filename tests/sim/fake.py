@@ -101,6 +101,13 @@ class Oracle:
             known = self._blocks[key] = (cells, hash((before, *cells)))
         return known
 
+    def next(self, salt: bytes | str, tokens: list[int]) -> int:
+        """The token that follows."""
+        before, cells = root(salt), [0]
+        for first in range(0, len(tokens), BLOCK_TOKENS):
+            cells, before = self.block(before, first // BLOCK_TOKENS, tuple(tokens[first : first + BLOCK_TOKENS]))
+        return token_of(cells[-1], self.vocabulary)
+
     def check(self, salt: bytes | str, tokens: list[int], prompt_len: int) -> None:
         """Every token behind the prompt is the one that follows from those before it."""
         before = root(salt)

@@ -36,6 +36,7 @@ EVENTS = (
     "finish",
     "forced preemption: flushed",
     "forced preemption: kept",
+    "forced run",
     "hit of all but one",
     "idle",
     "leader lost",
@@ -265,6 +266,16 @@ class World:
                 self.texts.append(list(sequence.token_ids))
             self.end(sequence, cache=self.rng.random() < 0.95)
             self.seen["finish"] += 1
+        elif self.rng.random() < 0.01:
+            self.force(sequence)
+
+    def force(self, sequence: Sequence) -> None:
+        """Tokens that a grammar forces: known without a draw, as many as leave one to draw."""
+        most = sequence.max_total - 1 - len(sequence.token_ids)
+        for _ in range(min(most, self.rng.randint(1, 40))):
+            sequence.token_ids.append(self.oracle.next(sequence.salt, sequence.token_ids))
+        self.scheduler.extend(sequence)
+        self.seen["forced run"] += 1
 
     # What a plan promises
 

@@ -135,17 +135,19 @@ Case = tuple[list[int], SamplingParams]
 
 
 def mixed_cases(streams: int, tokens: int) -> list[Case]:
-    """Greedy and sampled; with logprobs, stop strings, several outputs, prompt logprobs; prompts share prefixes."""
+    """Greedy and sampled; with logprobs, stop strings, several outputs, prompt logprobs, a grammar that forces tokens;
+    prompts share prefixes."""
     cases: list[Case] = []
     for i in range(streams):
         prompt = [3 + (i % 3 * 7 + j) % 100 for j in range(8 + i % 5)] + [50 + i]
-        kind = i % 5
+        kind = i % 6
         extra: dict[str, Any] = [
             {"temperature": 0.0},
             {"temperature": 1.0, "logprobs": 3},
             {"temperature": 0.8, "stop": ["qz", "##"], "repetition_penalty": 1.3, "min_tokens": 4},
             {"temperature": 1.2, "n": 3, "prompt_logprobs": 2, "top_p": 0.9},
             {"temperature": 1.0, "stop": [" a", "e"], "min_tokens": tokens // 2, "logprobs": 0, "bad_words": ["x"]},
+            {"temperature": 1.0, "structured": {"regex": "([a-f]{2}--forced--)*"}, "logprobs": [None, 1][i // 6 % 2]},
         ][kind]
         cases.append((prompt, SamplingParams(max_tokens=tokens, seed=1000 + i, ignore_eos=True, **extra)))
     return cases

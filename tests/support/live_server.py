@@ -80,9 +80,9 @@ async def _main(
 def app(state: ServerState) -> Any:
     from starlette.applications import Starlette
 
-    from octavo.server import openai_routes, openapi, tgi_routes, tokenize_routes
+    from octavo.server import openai_routes, openapi, score_routes, tgi_routes, tokenize_routes
     from octavo.server.errors import fallback_handlers
 
-    surfaces = (openai_routes, tgi_routes, tokenize_routes, openapi)
+    surfaces = (openai_routes, score_routes, tgi_routes, tokenize_routes, openapi)
     routes = [route for surface in surfaces for route in surface.routes(state)]
     return Starlette(routes=routes, exception_handlers=fallback_handlers())

@@ -138,3 +138,10 @@ def test_pushing_many_is_pushing_one_by_one(name: str, data: st.DataObject) -> N
 def test_an_id_outside_the_vocabulary_is_refused() -> None:
     with pytest.raises(InvalidParameterError, match="token id"):
         IncrementalDetokenizer(golden("gguf_smollm")).push(10**9)
+
+
+def test_special_tokens_that_are_to_be_shown_are() -> None:
+    tokenizer = golden("gguf_smollm")
+    shown, hidden = sorted(tokenizer.special_ids)[:2]
+    detokenizer = IncrementalDetokenizer(tokenizer, shown_ids=frozenset({shown}))
+    assert detokenizer.push_all([shown, hidden, shown]) == 2 * tokenizer.token_text(shown)

@@ -159,6 +159,16 @@ def test_a_repeated_prompt_comes_from_the_cache_with_equal_bits(llm: LLM) -> Non
     assert llm.generate(prompt, params)[0].num_cached_tokens == 0
 
 
+def test_without_prefix_caching_nothing_is_found_and_the_answer_is_the_same(llm: LLM, folder: Path) -> None:
+    prompt = "The same prompt as before, " * 4
+    expected = texts(llm.generate([prompt] * 3, GREEDY))
+    with open_llm(folder, enable_prefix_caching=False) as other:
+        outputs = [*other.generate([prompt] * 2, GREEDY), *other.generate(prompt, GREEDY)]
+        assert texts(outputs) == expected
+        assert [output.num_cached_tokens for output in outputs] == [0, 0, 0]
+        assert other.stats()["prefix_hit_tokens"] == 0
+
+
 # Chat and defaults
 
 

@@ -107,8 +107,9 @@ def test_runtime_install_is_at_most_250_megabytes_and_has_no_torch() -> None:
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "limits": set(),
+    "structured": {"errors", "limits"},
     "logs": set(),
-    "params": {"errors", "limits"},
+    "params": {"errors", "limits", "structured"},
     "outputs": {"errors", "limits", "params"},
     "interface": set(),
     "program": {"errors", "limits"},
@@ -117,16 +118,19 @@ ARROWS: dict[str, set[str]] = {
     "tokenizer": {"errors", "limits", "weights"},
     "kv": {"errors", "limits"},
     "scheduler": {"errors", "limits", "kv"},
-    "sampling": {"errors", "limits", "params", "outputs", "interface"},
+    "grammar": {"errors", "limits", "structured", "tokenizer"},
+    "sampling": {"errors", "limits", "params", "outputs", "interface", "grammar"},
     "executor": {"errors", "limits", "interface", "program", "models", "weights", "_native"},
 }
 ARROWS["engine"] = {"errors", "limits", "params", "outputs", "_native", *ARROWS}
-ARROWS["server"] = {"engine", "__init__", *ARROWS["engine"]}
+ARROWS["chat"] = {"errors", "limits", "structured", "grammar", "tokenizer"}
+ARROWS["server"] = {"engine", "chat", "__init__", *ARROWS["engine"]}
+ARROWS["lang"] = {"errors", "limits", "params", "structured", "engine"}
 ARROWS["bench"] = {"engine", *ARROWS["engine"]}
 ARROWS["cli"] = {"errors", "limits", "params", "outputs", "engine", "executor", "weights", "_native", "__init__"}
 ARROWS["cli"] |= {"bench", "logs", "server"}
 ARROWS["__main__"] = {"cli"}
-ARROWS["__init__"] = {"errors", "params", "outputs", "engine"}
+ARROWS["__init__"] = {"errors", "params", "outputs", "structured", "engine", "lang"}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

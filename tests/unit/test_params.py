@@ -35,6 +35,7 @@ REFUSED: dict[str, list[Any]] = {
     "include_stop_str_in_output": [1, None, "yes"],
     "ignore_eos": [0],
     "skip_special_tokens": [1],
+    "shown_special_ids": [[-1], [True], 3, list(range(65))],
     "max_tokens": [0, -1, True, 1.0, 2**63],
     "min_tokens": [-1, True, 300, None],
     "logprobs": [-1, 21, True, 2**70],
@@ -46,6 +47,7 @@ REFUSED: dict[str, list[Any]] = {
     "truncate_prompt_tokens": [0, -1, True],
     "priority": [1.5, 2**63, None],
     "cache_salt": ["", "x" * 257, 5, "\udfff"],
+    "structured": [{}, 3, "a", ["regex"], {"regx": "a"}, {"regex": "a", "choice": ["b"]}, {"json_object": False}],
 }
 
 

@@ -18,9 +18,12 @@ _NO_BLOCK_OPS: I32 = np.zeros((0, 3), dtype=np.int32)
 
 
 class LogitRows:
-    """The rows of a step whose logits are wanted, in increasing order: five lists of equal length."""
+    """The rows of a step whose logits are wanted, in increasing order: five lists of equal length.
 
-    __slots__ = ("edits", "positions", "rows", "scalars", "uses")
+    `undrawable`, by chunk: why nothing can be drawn for it. What its row draws is thrown away.
+    """
+
+    __slots__ = ("edits", "positions", "rows", "scalars", "undrawable", "uses")
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -28,13 +31,14 @@ class LogitRows:
         self.scalars: list[bytes] = []
         self.positions: list[int] = []
         self.edits: list[RowEdits | None] = []
-        # (index of its chunk in the plan, DRAW or the prompt position it scores)
+        # (index of its chunk in the plan, DRAW or the position of the token it scores)
         self.uses: list[tuple[int, int]] = []
+        self.undrawable: dict[int, Exception] = {}
 
     def drop(self, chunks: Collection[int]) -> None:
         """Forgets the rows of some chunks; they are computed all the same, but nothing is drawn from them."""
         kept = [i for i, (chunk, _) in enumerate(self.uses) if chunk not in chunks]
-        for name in self.__slots__:
+        for name in ("edits", "positions", "rows", "scalars", "uses"):
             setattr(self, name, [getattr(self, name)[i] for i in kept])
 
     def sampling(self, vocab_size: int, errors: dict[int, Exception]) -> SamplingRows:

@@ -18,9 +18,13 @@ from typing import Any
 
 from octavo.engine.batch import DRAW, LogitRows, build_batch
 from octavo.engine.request import Drawn, Generation, Logprobs, Request, Sink
+from octavo.engine.rows import choose_rows, find_bad_rows
 from octavo.engine.step_times import StepTimes
 from octavo.errors import CapacityError, EngineClosedError, InvalidParameterError, OctavoError, RequestFailedError
 from octavo.executor.interface import Executor, StepResult
+from octavo.executor.threads import default_threads
+from octavo.grammar import GrammarCompiler, MaskBuffer
+from octavo.grammar.vocabulary import Vocabulary
 from octavo.kv.blocks import BlockPool
 from octavo.kv.tree import PrefixTree
 from octavo.limits import MAX_BATCH_SEQUENCES
@@ -28,7 +32,7 @@ from octavo.outputs import Logprob
 from octavo.params import SamplingParams
 from octavo.sampling import resolve
 from octavo.scheduler.budget import TokenBudget
-from octavo.scheduler.plan import ScheduledChunk, StepPlan
+from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
 from octavo.scheduler.sequence import Sequence
 from octavo.tokenizer import Tokenizer
@@ -39,7 +43,9 @@ log = logging.getLogger("octavo")
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """max_model_len: tokens a sequence may have in all. inter_token_target: seconds between tokens of a stream that
-    prompts may take up. chunk_size: a fixed cap on prompt tokens of one sequence in one step (None: the budget's)."""
+    prompts may take up. chunk_size: a fixed cap on prompt tokens of one sequence in one step (None: the budget's).
+    jump_forward: tokens that a grammar forces are appended at once, not drawn one a step; the answer is the same.
+    enable_prefix_caching: False: no sequence finds what another one computed; the answer is the same."""
 
     max_model_len: int
     max_num_seqs: int = MAX_BATCH_SEQUENCES
@@ -47,6 +53,8 @@ class EngineConfig:
     policy: str = "fcfs"
     inter_token_target: float = 0.1
     chunk_size: int | None = None
+    jump_forward: bool = True
+    enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         most = min(MAX_BATCH_SEQUENCES, self.max_rows)
@@ -56,6 +64,9 @@ class EngineConfig:
             raise InvalidParameterError("chunk_size", self.chunk_size, "an integer of at least 1, or None")
         if type(self.inter_token_target) not in (int, float) or not self.inter_token_target > 0:
             raise InvalidParameterError("inter_token_target", self.inter_token_target, "seconds, more than 0")
+        for name in ("jump_forward", "enable_prefix_caching"):
+            if type(getattr(self, name)) is not bool:
+                raise InvalidParameterError(name, getattr(self, name), "True or False")
 
 
 class Engine:
@@ -87,6 +98,9 @@ class Engine:
         self._sequence_ids = count()
         self._steps = 0
         self._times = StepTimes()
+        self.grammars = GrammarCompiler(lambda: Vocabulary(tokenizer, executor.vocab_size, eos_token_ids))
+        self._masks = MaskBuffer(executor.vocab_size, default_threads())
+        self.jump_forward_tokens = 0  # tokens appended without a draw
         # For an engine under supervision: its end, and a replay one by one, tell whose fault a failed step was.
         self.raises_step_errors = False
 
@@ -121,7 +135,8 @@ class Engine:
             eos_ids=self._eos_token_ids,
             encode=lambda text: self.tokenizer.encode(text, add_special_tokens=False),
         )
-        return Request(request_id, prompt, ids, params, resolved, sink, streams)
+        grammar = None if params.structured is None else self.grammars.compile(params.structured)
+        return Request(request_id, prompt, ids, params, resolved, sink, streams, grammar)
 
     def add(self, request: Request, emitted: SequenceOf[SequenceOf[Drawn]] = ()) -> None:
         """Takes a prepared request in; when it raises, nothing has changed. CapacityError: it can never fit.
@@ -160,6 +175,9 @@ class Engine:
         resolved, ids = request.resolved, request.prompt_token_ids
         emitted_ids = _checked_ids("emitted", [drawn.token_id for drawn in emitted], self._vocab_size)
         number = next(self._sequence_ids)
+        salt = request.params.cache_salt or ""
+        if not self.config.enable_prefix_caching:
+            salt = f"{salt}\0{number}"  # its own blocks are still there for it after a preemption
         sequence = Sequence(
             id=number,
             arrival=number,
@@ -167,9 +185,9 @@ class Engine:
             prompt_len=len(ids),
             max_total=len(ids) + resolved.max_tokens,
             priority=request.params.priority,
-            salt=request.params.cache_salt or "",
+            salt=salt,
         )
-        generation = Generation(sequence, index, ids, resolved, self.tokenizer, request.streams)
+        generation = Generation(sequence, index, ids, resolved, self.tokenizer, request.streams, request.grammar)
         for token_id, drawn in zip(emitted_ids, emitted):
             if generation.finished:
                 raise InvalidParameterError("emitted", len(emitted), "no token behind the one that ends the output")
@@ -202,7 +220,7 @@ class Engine:
         if plan is None:
             raise RuntimeError(f"{len(self._owner)} sequences wait and none can run")
         errors: dict[int, Exception] = {}  # by chunk
-        wanted = self._logit_rows(plan, errors)
+        wanted = choose_rows(plan, self._owner, self._masks, errors)
         try:
             sampling = wanted.sampling(self._vocab_size, errors)
             batch = build_batch(plan, wanted.rows)
@@ -217,7 +235,7 @@ class Engine:
             return True
         self.budget.observe(plan.rows, after - before)
         if 0 in result.finite or 0 in result.ok:
-            self._find_bad_rows(plan, result, wanted, errors)
+            find_bad_rows(plan, result, wanted, errors)
         if errors:
             self._fail(plan, errors)
         else:
@@ -230,59 +248,6 @@ class Engine:
     def _token_budget(self) -> int:
         """Streams under way are what a large step would stall."""
         return self.budget.rows(decoding=self.scheduler.num_decoding > 0)
-
-    def _logit_rows(self, plan: StepPlan, errors: dict[int, Exception]) -> LogitRows:
-        wanted = LogitRows()
-        first_row = 0
-        for index, chunk in enumerate(plan.sequences):
-            request, generation = self._owner[chunk.sequence.id]
-            prefills = chunk.start < chunk.sequence.prefill_end
-            if prefills and request.first_scheduled is None:
-                request.first_scheduled = time.monotonic()
-            try:
-                if prefills and generation is request.scorer:
-                    self._add_scoring_rows(wanted, request, generation, index, chunk, first_row)
-                if chunk.samples:
-                    sampler = generation.sampler
-                    wanted.edits.append(sampler.edits() if sampler.edits_logits else None)
-                    wanted.scalars.append(sampler.scalars)
-                    wanted.positions.append(chunk.start + chunk.count)
-                    wanted.rows.append(first_row + chunk.count - 1)
-                    wanted.uses.append((index, DRAW))
-            except Exception as error:
-                errors[index] = error
-            first_row += chunk.count
-        if errors:
-            wanted.drop(errors)
-        return wanted
-
-    @staticmethod
-    def _add_scoring_rows(
-        wanted: LogitRows, request: Request, generation: Generation, index: int, chunk: ScheduledChunk, first_row: int
-    ) -> None:
-        for position in request.wanted_prompt_rows(chunk.start, chunk.count):
-            scalars = generation.sampler.prompt_scalars(request.prompt_token_ids[position + 1])
-            wanted.scalars.append(scalars)
-            wanted.positions.append(0)
-            wanted.edits.append(None)
-            wanted.rows.append(first_row + position - chunk.start)
-            wanted.uses.append((index, position + 1))
-
-    @staticmethod
-    def _find_bad_rows(plan: StepPlan, result: StepResult, wanted: LogitRows, errors: dict[int, Exception]) -> None:
-        """Adds the chunks whose numbers went wrong."""
-        bad: set[int] = set()
-        if 0 in result.finite:
-            end = 0
-            for i, chunk in enumerate(plan.sequences):
-                start, end = end, end + chunk.count
-                if 0 in result.finite[start:end]:
-                    bad.add(i)
-        if 0 in result.ok:
-            bad.update(chunk for (chunk, _), ok in zip(wanted.uses, result.ok) if not ok)
-        for i in bad:
-            message = "the model produced a NaN or an infinity, or no token was left to draw from"
-            errors.setdefault(i, RequestFailedError(message))
 
     def _fail(self, plan: StepPlan, errors: dict[int, Exception]) -> None:
         """Counts the step's progress, except for the chunks in `errors`, whose requests are ended."""
@@ -301,12 +266,24 @@ class Engine:
                 continue
             request, generation = owner
             try:
-                if use != DRAW:
+                if DRAW < use < chunk.sequence.prompt_len:
                     request.score(use, self._logprobs(result, row, request.resolved.prompt_logprobs or 0))
                     continue
                 if chunk.start < chunk.sequence.prefill_end and request.first_token is None:
                     request.first_token = now
+                if use == DRAW and index in wanted.undrawable:
+                    raise wanted.undrawable[index]
                 self._accept(request, generation, result, row)
+                if generation.finished or generation.sampler.constraint is None:
+                    continue
+                if use == DRAW and self.config.jump_forward:
+                    self._jump(request, generation)
+                if generation.num_logprobs is not None and not generation.finished:
+                    # The row before the first token that waits for its logprobs must be computed, come what may.
+                    foreseen = generation.foreseen
+                    generation.sequence.cache_limit = foreseen.start - 1 if foreseen else None
+            except RequestFailedError as error:
+                self._end(request, "error", error)
             except Exception as error:
                 log.exception("request %s failed", request.request_id)
                 self._end(request, "error", error)
@@ -318,7 +295,32 @@ class Engine:
         logprobs = None
         if generation.num_logprobs is not None:
             logprobs = self._logprobs(result, row, generation.num_logprobs)
-        text = generation.accept(token_id, result.logprobs[row], logprobs)
+        self._deliver(request, generation, token_id, result.logprobs[row], logprobs)
+
+    def _jump(self, request: Request, generation: Generation) -> None:
+        """Appends the tokens that the grammar forces next: they are computed together, and not drawn.
+
+        Where logprobs are asked for they are foreseen only, and delivered with them.
+        """
+        sequence = generation.sequence
+        before = len(sequence.token_ids)
+        while not generation.finished and len(sequence.token_ids) < sequence.max_total:
+            token_id = generation.sampler.forced()
+            if token_id is None:
+                break
+            if generation.num_logprobs is None:
+                self._deliver(request, generation, token_id, None, None)
+            else:
+                generation.foresee(token_id)
+        jumped = len(sequence.token_ids) - before
+        self.jump_forward_tokens += jumped
+        if jumped and not generation.finished:
+            self.scheduler.extend(sequence)
+
+    def _deliver(
+        self, request: Request, generation: Generation, token_id: int, logprob: float | None, logprobs: Logprobs | None
+    ) -> None:
+        text = generation.accept(token_id, logprob, logprobs)
         finished = generation.finish_reason is not None
         if finished:
             del self._owner[generation.sequence.id]  # first of all: what follows may fail
@@ -380,7 +382,9 @@ class Engine:
         block; recompute_hit_tokens: the same for sequences that come back from a preemption. computed_tokens: tokens
         the model computed. preemptions, evictions, shared_blocks, prefix_waits, aged: see SchedulerStats.
         steps: steps run. step_seconds, executor_seconds, overhead_seconds (their difference): mean, p50, p99 and last
-        of the last 1,024 steps. token_budget: rows the next step may have.
+        of the last 1,024 steps. token_budget: rows the next step may have. jump_forward_tokens: tokens that a grammar
+        forced and no step had to draw. grammars_compiled, also the refused ones; grammar_cache_hits;
+        grammar_seconds: spent on compiling, on the threads of those who asked.
         """
         return {
             **asdict(self.scheduler.stats()),
@@ -388,6 +392,8 @@ class Engine:
             "steps": self._steps,
             **self._times.summary(),
             "token_budget": self._token_budget(),
+            "jump_forward_tokens": self.jump_forward_tokens,
+            **self.grammars.stats(),
         }
 
 

@@ -36,6 +36,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = MAX_BATCH_SEQUENCES
     inter_token_target: float = 0.1
     chunk_size: int | None = None
+    jump_forward: bool = True
+    enable_prefix_caching: bool = True
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,6 +188,7 @@ class Counters(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prefix_hit_tokens: int = 0
     preemptions: int = 0
     evictions: int = 0
+    jump_forward_tokens: int = 0
 
 
 # Messages

@@ -8,18 +8,22 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import count
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from octavo.engine.core import Engine
 from octavo.engine.loop import EngineLoop
 from octavo.engine.progress import Progress
 from octavo.engine.prompts import Message, Prompt, is_conversation, listed_conversations, listed_prompts, read_prompt
 from octavo.engine.request import Request
+from octavo.engine.submission import Submission
 from octavo.errors import InvalidParameterError, OctavoError
 from octavo.limits import MAX_BATCH_SEQUENCES
 from octavo.outputs import RequestOutput, TextDelta
 from octavo.params import SamplingParams
 from octavo.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo.engine.score import Score
 
 log = logging.getLogger("octavo")
 
@@ -40,6 +44,8 @@ class LLM:
     kernels: "auto" (the best this CPU has), "scalar", "avx2", "avx512", "amx".
     policy: "fcfs", "priority" (lower first) or "lpm" (longest cached prefix first).
     inter_token_target: seconds between two tokens of a running stream that other prompts' prefill may cause.
+    jump_forward: tokens that a grammar forces are appended at once; off, each costs a step. The answer is the same.
+    enable_prefix_caching: off, no request finds what another one computed. The answer is the same.
 
     Every method but close and info raises EngineClosedError once the LLM is closed, in a process forked from the
     LLM's, and after an internal error that ended the engine; so do calls that are waiting at that moment.
@@ -62,6 +68,8 @@ class LLM:
         max_num_seqs: int = MAX_BATCH_SEQUENCES,
         inter_token_target: float = 0.1,
         chunk_size: int | None = None,
+        jump_forward: bool = True,
+        enable_prefix_caching: bool = True,
     ) -> None:
         from octavo.engine.opening import open_engine
 
@@ -80,6 +88,8 @@ class LLM:
             max_num_seqs=max_num_seqs,
             inter_token_target=inter_token_target,
             chunk_size=chunk_size,
+            jump_forward=jump_forward,
+            enable_prefix_caching=enable_prefix_caching,
         )
         self._opened = opened
         self._model, self._executor, self._engine = opened.model, opened.executor, opened.engine
@@ -148,6 +158,31 @@ class LLM:
         encoded = self._encode_chat(prompt, True) if is_conversation(prompt) else self._encode(prompt)
         updates: SimpleQueue[Update] = SimpleQueue()
         return self._deltas(self._prepare(0, encoded, self._params_for(1, sampling_params)[0], updates, True), updates)
+
+    def submit(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, streams: bool = False
+    ) -> Submission:
+        """Starts one prompt and returns what waits for it and can cancel it. streams: its text is told as it comes.
+
+        Raises what refuses the request.
+        """
+        self._loop.check()
+        updates: SimpleQueue[Update] = SimpleQueue()
+        request = self._prepare(0, self._encode(prompt), self._params_for(1, sampling_params)[0], updates, streams)
+        self._loop.call(lambda engine: engine.add(request))
+        return Submission(self._loop, request.request_id, updates)
+
+    def score(self, prompt: Prompt, continuations: Sequence[Prompt]) -> list[Score]:
+        """The log-probability of each token of each continuation (a text, or token ids) behind the prompt.
+
+        All are scored in one batch; the prompt is computed once. What is scored is the prompt's token ids with the
+        continuation's behind them, each encoded by itself: where a word crosses from one into the other, give ids.
+        Raises InvalidParameterError for an empty prompt or continuation, CapacityError for what does not fit.
+        """
+        from octavo.engine.score import score
+
+        self._loop.check()
+        return score(self, prompt, continuations)
 
     def flush_cache(self) -> int:
         """Drops every cached prefix that no running request uses; returns the number of blocks freed."""

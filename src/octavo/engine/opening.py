@@ -68,6 +68,8 @@ def open_engine(
     max_num_seqs: int,
     inter_token_target: float,
     chunk_size: int | None,
+    jump_forward: bool = True,
+    enable_prefix_caching: bool = True,
 ) -> OpenedEngine:
     """The arguments are `LLM`'s. Raises what loading a model raises, InvalidParameterError and CapacityError."""
     if kv_dtype not in KV_DTYPES:
@@ -100,5 +102,7 @@ def open_engine(
         policy=policy,
         inter_token_target=inter_token_target,
         chunk_size=chunk_size,
+        jump_forward=jump_forward,
+        enable_prefix_caching=enable_prefix_caching,
     )
     return OpenedEngine(loaded, memory, executor, Engine(executor, loaded.tokenizer, loaded.eos_token_ids, config))

@@ -11,6 +11,7 @@ import ctypes
 import faulthandler
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -25,6 +26,7 @@ from octavo.engine import ipc
 from octavo.engine.core import Engine
 from octavo.engine.ipc import Counters, EngineInfo, EngineOptions, Failure, Step, Token, TokenLogprob, Update
 from octavo.engine.opening import OpenedEngine, open_engine
+from octavo.engine.preparing import Preparing
 from octavo.engine.request import Drawn, Request
 from octavo.errors import FrameError, InvalidParameterError, OctavoError, RequestFailedError
 from octavo.logs import log_uncaught, set_up_logging
@@ -114,6 +116,8 @@ class EngineServer:
         engine.raises_step_errors = True
         self._frames = ipc.FrameReader()
         self._updates: dict[int, Update] = {}
+        self._preparing = Preparing()
+        self._submitted: dict[int, ipc.Submit] = {}  # those being prepared
         self._answers = False  # a frame is due even if nothing happened
         self._steps = 0
         self._last_step = (0.0, 0)  # seconds, rows
@@ -136,6 +140,11 @@ class EngineServer:
 
     def _receive(self, *, wait: bool) -> bool:
         """Handles what has come in; False at the end of the connection."""
+        if wait and len(self._preparing):
+            select.select([self._connection.fileno(), self._preparing.fileno()], [], [])
+            wait = False
+        for number, prepared in self._preparing.ready() if len(self._preparing) else ():
+            self._add(self._submitted.pop(number), prepared)
         while True:
             try:
                 data = self._connection.recv(_READ_BYTES, 0 if wait else socket.MSG_DONTWAIT)
@@ -164,6 +173,10 @@ class EngineServer:
                 log.error("a second Open is ignored")
 
     def _cancel(self, number: int, queued: bool) -> None:
+        if self._preparing.cancel(number):
+            del self._submitted[number]
+            self._updates.setdefault(number, Update(number, [])).end = ipc.Cancelled()
+            return
         request = self._engine.find(str(number))
         if queued and request is not None and request.first_scheduled is not None:
             self._updates.setdefault(number, Update(number, [])).started = _started(request)
@@ -173,12 +186,30 @@ class EngineServer:
             self._updates.setdefault(number, Update(number, [])).end = ipc.Cancelled()
 
     def _submit(self, message: ipc.Submit) -> None:
-        """Whatever goes wrong here is this request's own error."""
-        try:
+        """A request with a grammar is taken in when that is compiled, which no other waits for."""
+
+        def prepare() -> Request:
             listener = Listener(message, self._updates, self._engine.tokenizer)
             request = self._engine.prepare(str(message.number), message.prompt_token_ids, message.params, listener)
             listener.request = request
-            self._engine.add(request, [[Drawn(token_id) for token_id in ids] for ids in message.emitted])
+            return request
+
+        if message.params.structured is not None:
+            self._submitted[message.number] = message
+            self._preparing.start(message.number, prepare)
+            return
+        try:
+            prepared: Request | Exception = prepare()
+        except Exception as error:
+            prepared = error
+        self._add(message, prepared)
+
+    def _add(self, message: ipc.Submit, prepared: Request | Exception) -> None:
+        """Whatever goes wrong here is this request's own error."""
+        try:
+            if isinstance(prepared, Exception):
+                raise prepared
+            self._engine.add(prepared, [[Drawn(token_id) for token_id in ids] for ids in message.emitted])
         except Exception as error:
             if not isinstance(error, OctavoError):
                 log.exception("request %d could not be taken in", message.number)
@@ -239,6 +270,7 @@ class EngineServer:
             stats.prefix_hit_tokens,
             stats.preemptions,
             stats.evictions,
+            self._engine.jump_forward_tokens,
         )
 
 
@@ -328,6 +360,7 @@ def main(open_model: Callable[[EngineOptions], OpenedEngine] = open_by_options) 
     try:
         with _heartbeats(connection):
             opened = open_model(message.options)
+            opened.engine.grammars.warm()
             info = describe(opened, time.monotonic() - begin)
     except OctavoError as error:
         connection.sendall(ipc.encode(ipc.LoadFailed(Failure.of(error))))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo.errors import OctavoError, RequestFailedError
+from octavo.grammar import Constraint, Grammar
 from octavo.outputs import CompletionOutput, Logprob, RequestOutput, TextDelta, Timings
 from octavo.params import SamplingParams
 from octavo.sampling import ResolvedParams, SamplerState, StopChecker
@@ -38,7 +39,7 @@ class Generation:
     __slots__ = (
         *("sequence", "index", "sampler", "streams", "num_logprobs", "finish_reason", "stop_reason"),
         *("_resolved", "_detokenizer", "_stops", "_text", "_token_ids", "_logprobs", "_cumulative_logprob"),
-        *("_reads_late", "_num_read", "_end_ids"),
+        *("_reads_late", "_num_read", "_end_ids", "_end"),
     )
 
     def __init__(
@@ -49,17 +50,22 @@ class Generation:
         resolved: ResolvedParams,
         tokenizer: Tokenizer,
         streams: bool = True,
+        grammar: Grammar | None = None,
     ) -> None:
         self.sequence = sequence
         self.index = index
-        self.sampler = SamplerState(resolved, prompt_ids, index)
+        self.sampler = SamplerState(resolved, prompt_ids, index, None if grammar is None else Constraint(grammar))
         self.streams = streams
         self.num_logprobs = resolved.logprobs
         self._resolved = resolved
-        self._detokenizer = IncrementalDetokenizer(tokenizer, resolved.skip_special_tokens, at_start=False)
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, resolved.skip_special_tokens, at_start=False, shown_ids=resolved.shown_special_ids
+        )
         self._stops = StopChecker(resolved)
         self._text: list[str] = []
-        self._token_ids = sequence.token_ids  # the prompt's, then the output's
+        # The prompt's, then the output's; those from `_end` on are foreseen: sure to come, but not accepted yet.
+        self._token_ids = sequence.token_ids
+        self._end = len(self._token_ids)
         self._logprobs: list[Logprobs] | None = [] if resolved.logprobs is not None else None
         self._cumulative_logprob = 0.0
         # Text that nobody waits for, and that can't hold a stop string, is made when a token may end the output.
@@ -75,20 +81,35 @@ class Generation:
 
     @property
     def num_tokens(self) -> int:
-        return len(self._token_ids) - self.sequence.prompt_len
+        return self._end - self.sequence.prompt_len
 
-    def accept(self, token_id: int, logprob: float | None = None, logprobs: Logprobs | None = None) -> str:
-        """Appends one token; returns the text it makes final. Sets finish_reason when it ends the output."""
+    @property
+    def foreseen(self) -> range:
+        """Positions in the sequence of tokens that are sure to come, and wait for their logprobs."""
+        return range(self._end, len(self._token_ids))
+
+    def foresee(self, token_id: int) -> None:
+        """Appends a token to the sequence, and to what decides on the next one."""
         self._token_ids.append(token_id)
         if self.sampler.edits_logits:
             self.sampler.append(token_id)
+
+    def accept(self, token_id: int, logprob: float | None = None, logprobs: Logprobs | None = None) -> str:
+        """Makes one token part of the output: the next one foreseen, or else a new one.
+
+        Returns the text it makes final. Sets finish_reason when it ends the output.
+        """
+        if self._end == len(self._token_ids):
+            self.foresee(token_id)
+        self._end += 1
+        complete = self.sampler.constraint is not None and self._end == len(self._token_ids) and self.sampler.complete
         if self._logprobs is not None:
             self._logprobs.append(logprobs or {})
             self._cumulative_logprob += logprob or 0.0
-        if self._reads_late and token_id not in self._end_ids and len(self._token_ids) < self.sequence.max_total:
+        if self._reads_late and token_id not in self._end_ids and self._end < self.sequence.max_total and not complete:
             return ""
-        self._catch_up(len(self._token_ids) - 1)
-        return self._read(token_id)
+        self._catch_up(self._end - 1)
+        return self._read(token_id, complete)
 
     def _catch_up(self, end: int) -> None:
         """Makes the text of the tokens before `end` not read yet: all of it is shown, as none could end the output."""
@@ -98,10 +119,10 @@ class Generation:
             self._stops.pass_over(len(unread))
             self._text.append(self._detokenizer.push_all(unread))
 
-    def _read(self, token_id: int) -> str:
+    def _read(self, token_id: int, complete: bool) -> str:
         self._num_read += 1
         delta = "" if self._stops.silences(token_id) else self._detokenizer.push(token_id)
-        text, reason, stop = self._stops.push(token_id, delta)
+        text, reason, stop = self._stops.push(token_id, delta, complete)
         if reason is not None:
             if not isinstance(stop, str):  # behind a stop string nothing is shown
                 text, found = self._with_last_bytes(text)
@@ -129,11 +150,11 @@ class Generation:
         return whole[: end if self._resolved.include_stop_str_in_output else start], stop
 
     def output(self) -> CompletionOutput:
-        self._catch_up(len(self._token_ids))
+        self._catch_up(self._end)
         return CompletionOutput(
             index=self.index,
             text="".join(self._text),
-            token_ids=self._token_ids[self.sequence.prompt_len :],
+            token_ids=self._token_ids[self.sequence.prompt_len : self._end],
             cumulative_logprob=self._cumulative_logprob if self._logprobs is not None else None,
             logprobs=None if self._logprobs is None else list(self._logprobs),
             finish_reason=self.finish_reason,
@@ -156,6 +177,7 @@ class Request:
         resolved: ResolvedParams,
         sink: Sink,
         streams: bool = True,
+        grammar: Grammar | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
@@ -163,6 +185,7 @@ class Request:
         self.params = params
         self.resolved = resolved
         self.streams = streams
+        self.grammar = grammar
         self.generations: list[Generation] = []
         self.scorer: Generation | None = None  # the generation whose prefill gives the prompt logprobs
         self.arrival = time.monotonic()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from octavo.engine.ipc import Counters
 
-_TOTALS = ("steps", "computed_tokens", "prefix_hit_tokens", "preemptions", "evictions")
+_TOTALS = ("steps", "computed_tokens", "prefix_hit_tokens", "preemptions", "evictions", "jump_forward_tokens")
 
 
 @dataclass(slots=True)
@@ -27,6 +27,7 @@ class EngineStats:
     prefix_hit_tokens: int = 0
     preemptions: int = 0
     evictions: int = 0
+    jump_forward_tokens: int = 0
     generated_tokens: int = 0
     _last: Counters = field(default_factory=Counters)
 
@@ -45,6 +46,7 @@ class EngineStats:
         self.prefix_hit_tokens += counters.prefix_hit_tokens - last.prefix_hit_tokens
         self.preemptions += counters.preemptions - last.preemptions
         self.evictions += counters.evictions - last.evictions
+        self.jump_forward_tokens += counters.jump_forward_tokens - last.jump_forward_tokens
         steps = counters.steps - last.steps
         self.steps += steps
         return steps

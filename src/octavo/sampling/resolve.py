@@ -41,6 +41,7 @@ class ResolvedParams:
     allowed_token_ids: tuple[int, ...] | None
     bad_words: tuple[tuple[int, ...], ...]
     skip_special_tokens: bool
+    shown_special_ids: frozenset[int]
     priority: int
     cache_salt: str | None
     vocab_size: int
@@ -78,6 +79,7 @@ def resolve(
     _check_ids("stop_token_ids", params.stop_token_ids or (), vocab_size)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
     _check_ids("logit_bias", params.logit_bias or (), vocab_size)
+    _check_ids("shown_special_ids", params.shown_special_ids or (), vocab_size)
     return ResolvedParams(
         n=params.n,
         temperature=params.temperature,
@@ -103,6 +105,7 @@ def resolve(
         allowed_token_ids=None if params.allowed_token_ids is None else tuple(sorted(params.allowed_token_ids)),
         bad_words=_encode_bad_words(params.bad_words or (), vocab_size, encode),
         skip_special_tokens=params.skip_special_tokens,
+        shown_special_ids=frozenset(params.shown_special_ids or ()),
         priority=params.priority,
         cache_salt=params.cache_salt,
         vocab_size=vocab_size,

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from octavo.errors import RequestFailedError
 from octavo.executor.interface import F32, I32, U32
+from octavo.grammar import Constraint
 from octavo.sampling.resolve import ResolvedParams
 from octavo.sampling.rows import RowEdits, pack_scalars, pack_target
 
@@ -56,9 +58,17 @@ class BadWords:
 class SamplerState:
     """How one output's tokens are drawn: always with the same `scalars`, and, if it `edits_logits`, also with `edits`,
     which may depend on the ids before. Rebuilt by appending the same ids again.
+
+    constraint: the grammar of the output, kept up with by `append`.
     """
 
-    def __init__(self, resolved: ResolvedParams, prompt_token_ids: Sequence[int], n_index: int) -> None:
+    def __init__(
+        self,
+        resolved: ResolvedParams,
+        prompt_token_ids: Sequence[int],
+        n_index: int,
+        constraint: Constraint | None = None,
+    ) -> None:
         self._resolved = resolved
         self.scalars = pack_scalars(resolved, n_index)
         self._count = 0
@@ -75,7 +85,9 @@ class SamplerState:
         repeated = resolved.repetition_penalty != 1.0
         penalised = repeated or resolved.presence_penalty != 0.0 or resolved.frequency_penalty != 0.0
         self._seen = SeenTokens(prompt_token_ids if repeated else ()) if penalised else None
-        parts = (self._bad_words, self._bias, self._mask, self._seen)
+        self.constraint = constraint
+        self._never = tuple(sorted(resolved.eos_ids)) if constraint is not None and resolved.ignore_eos else ()
+        parts = (self._bad_words, self._bias, self._mask, self._seen, constraint)
         self.edits_logits = bool(self._until_min) or any(part is not None for part in parts)
 
     def append(self, token_id: int) -> None:
@@ -85,20 +97,61 @@ class SamplerState:
             self._output_ids.append(token_id)
         if self._seen is not None:
             self._seen.append(token_id)
+        if self.constraint is not None:
+            self.constraint.append(token_id)
 
-    def edits(self) -> RowEdits:
-        """What is done to the logits of the next token."""
-        banned: tuple[int, ...] = ()
+    def _banned(self) -> tuple[int, ...]:
+        banned: tuple[int, ...] = self._never
         if self._bad_words is not None:
-            banned = self._bad_words.banned(self._output_ids)
+            banned += self._bad_words.banned(self._output_ids)
         if self._count < self._resolved.min_tokens:
             banned += self._until_min
+        return banned
+
+    def edits(self, grammar_mask: U32 | None = None) -> RowEdits:
+        """What is done to the logits of the next token.
+
+        grammar_mask: what the constraint, once it has begun, allows; it is narrowed in place. RequestFailedError when
+        nothing is left.
+        """
+        banned = self._banned()
         seen = None if self._seen is None else self._seen.arrays()
-        return RowEdits(banned, self._bias, seen, self._mask)
+        if self.constraint is None:
+            return RowEdits(banned, self._bias, seen, self._mask)
+        if grammar_mask is None:
+            return RowEdits(banned + self.constraint.banned, self._bias, seen, self._mask)
+        self.constraint.check()
+        if self._mask is not None:
+            grammar_mask &= self._mask
+        for token_id in banned:
+            grammar_mask[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
+        if not grammar_mask.any():
+            raise RequestFailedError(
+                "the grammar leaves no token to draw here: allowed_token_ids, bad_words, min_tokens and ignore_eos "
+                "rule out all that it allows, or the model's vocabulary lacks the bytes it wants"
+            )
+        return RowEdits((), self._bias, seen, grammar_mask)
+
+    def forced(self) -> int | None:
+        """The token that is drawn next whatever the logits are, if the grammar forces one and nothing rules it out."""
+        token_id = None if self.constraint is None else self.constraint.forced
+        if token_id is None or token_id in self._banned():
+            return None
+        allowed = self._mask is None or int(self._mask[token_id >> 5]) >> (token_id & 31) & 1
+        return token_id if allowed else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the grammar's text is complete and nothing can follow, so that the output ends here."""
+        return self.constraint is not None and self.constraint.done and self._count >= self._resolved.min_tokens
 
     def prompt_scalars(self, token_id: int) -> bytes:
         """Those of a row that draws nothing, and reports the logprob of the prompt token that follows it."""
         return pack_target(token_id, self._resolved.prompt_logprobs or 0)
+
+    def forced_scalars(self, token_id: int) -> bytes:
+        """The same for a token of the output that was not drawn."""
+        return pack_target(token_id, self._resolved.logprobs or 0)
 
 
 def _bitmap(ids: Sequence[int], vocab_size: int) -> U32:

@@ -54,12 +54,12 @@ class StopChecker:
         """Counts tokens in that neither end the output nor, as there are no stop strings, need their text looked at."""
         self._count += tokens
 
-    def push(self, token_id: int, delta: str) -> tuple[str, str | None, int | str | None]:
+    def push(self, token_id: int, delta: str, complete: bool = False) -> tuple[str, str | None, int | str | None]:
         """Folds one token and the text it adds; returns (text to show, finish_reason, stop_reason).
 
         finish_reason: None while running, "stop" or "length". stop_reason: the stop string or stop token id; None for
         an end-of-sequence token. The text of a token that ends the output is dropped unless
-        include_stop_str_in_output. Nothing may be pushed after the end.
+        include_stop_str_in_output. Nothing may be pushed after the end. complete: nothing can follow this token.
         """
         resolved = self._resolved
         self._count += 1
@@ -74,6 +74,8 @@ class StopChecker:
             self._held += delta
         if ended:
             return self._finish(), "stop", stop_id
+        if complete:
+            return self._finish(), "stop", None
         if self._count >= resolved.max_tokens:
             return self._finish(), "length", None
         pending = max((matcher.pending() for matcher in self._matchers), default=0)

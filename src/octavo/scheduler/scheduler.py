@@ -108,6 +108,12 @@ class Scheduler:
         self.counters.preemptions += 1
         self.waiting.add(sequence)
 
+    def extend(self, sequence: Sequence) -> None:
+        """Tokens were appended that need not be drawn: those of a running sequence are computed like a prefill's."""
+        if sequence.state is State.RUNNING:
+            self.num_decoding -= sequence.num_computed >= sequence.prefill_end
+            sequence.prefill_end = len(sequence.token_ids)
+
     def flush(self) -> int:
         """Drop all cached prefixes that no running sequence uses; returns the blocks freed."""
         return self.tree.flush()

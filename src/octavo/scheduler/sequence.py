@@ -47,7 +47,7 @@ class Sequence:
     block_table: array[int] = field(default_factory=new_table)  # of 32-bit integers
     num_cached: int = 0  # tokens reused at the first admission
     preemptions: int = 0
-    prefill_end: int = 0  # tokens known at the last admission; below it this is a prefill
+    prefill_end: int = 0  # tokens known at the last admission or extension; below it this is a prefill
     copied: int = 0  # tokens of the block table that are copies of a partly matched block
     node: Node | None = None  # deepest full node of its path
     depth: int = 0  # full blocks in the tree; `node` is that deep

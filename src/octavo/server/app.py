@@ -50,7 +50,7 @@ def build(config: ServerConfig, engine: EngineClient) -> Server:
     """Raises ConfigError for a key file that cannot be used, and for traces without what sends them."""
     from starlette.applications import Starlette
 
-    from octavo.server import openai_routes, openapi, tgi_routes, tokenize_routes
+    from octavo.server import openai_routes, openapi, score_routes, tgi_routes, tokenize_routes
     from octavo.server.errors import fallback_handlers
 
     keys = Keys(config.api_key, config.api_key_file)
@@ -67,6 +67,9 @@ def build(config: ServerConfig, engine: EngineClient) -> Server:
     state = ServerState(
         engine,
         config.model_names,
+        tool_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+        auto_tool_choice=config.enable_auto_tool_choice,
         max_input_tokens=config.max_input_tokens,
         max_body_bytes=config.max_body_bytes,
         keep_alive=config.keep_alive_interval,
@@ -77,7 +80,7 @@ def build(config: ServerConfig, engine: EngineClient) -> Server:
     )
     ops = Ops(engine, admission, metrics, config.stall_timeout / 2)
     state.problem = ops.problem
-    surfaces = (openai_routes, tgi_routes, tokenize_routes, openapi)
+    surfaces = (openai_routes, score_routes, tgi_routes, tokenize_routes, openapi)
     surface_routes = [route for surface in surfaces for route in surface.routes(state)]
     for route in surface_routes:
         if isinstance(route.app, Endpoint):

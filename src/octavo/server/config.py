@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from octavo import limits
+from octavo.chat.formats import AUTO, NONE, REASONING_PARSERS, TOOL_PARSERS
 from octavo.engine.memory import parse_bytes
 from octavo.errors import ConfigError, InvalidParameterError
 
@@ -82,10 +83,36 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _set("--max-num-seqs", "--max-batch-size", help="Most sequences in one step.", tgi="MAX_BATCH_SIZE"),
     ] = limits.MAX_BATCH_SEQUENCES
     threads: Annotated[_Count | None, _set("--threads", help="Worker threads; a core each otherwise.")] = None
+    tool_call_parser: Annotated[
+        str,
+        _set(
+            "--tool-call-parser",
+            help="How tool calls are written: auto (as the chat template has it), hermes, llama3_json, mistral, none.",
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        _set(
+            "--reasoning-parser",
+            help="How reasoning is marked: auto (as the chat template has it), deepseek_r1, qwen3, mistral, none.",
+        ),
+    ] = "auto"
+    enable_auto_tool_choice: Annotated[
+        bool,
+        _set(
+            "--enable-auto-tool-choice", help="Let the model choose whether to call a tool; off: only where required."
+        ),
+    ] = True
     kernels: Annotated[str, _set("--kernels", help="auto, scalar, avx2, avx512 or amx; same bits.")] = "auto"
     policy: Annotated[
         str, _set("--policy", "--scheduling-policy", help="fcfs, priority, or lpm (longest cached prefix first).")
     ] = "fcfs"
+    enable_prefix_caching: Annotated[
+        bool, _set("--enable-prefix-caching", help="Compute once what prompts begin with in common; same answers.")
+    ] = True
+    jump_forward: Annotated[
+        bool, _set("--jump-forward", help="Append tokens that a grammar forces without a step for each; same answers.")
+    ] = True
     inter_token_target: Annotated[
         _Seconds, _set("--inter-token-target", help="Seconds between tokens of a stream that prompts may take up.")
     ] = 0.1
@@ -210,6 +237,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "policy": ("fcfs", "priority", "lpm"),
     "log_level": ("debug", "info", "warning", "error"),
     "log_format": ("plain", "json"),
+    "tool_call_parser": (AUTO, NONE, *TOOL_PARSERS),
+    "reasoning_parser": (AUTO, NONE, *REASONING_PARSERS),
 }
 _OTHER_WORDS = {"log_level": {"trace": "debug", "warn": "warning", "critical": "error"}}  # of TGI and Python
 

@@ -213,6 +213,8 @@ def engine_options(config: ServerConfig) -> Any:
         policy=config.policy,
         max_num_seqs=config.max_num_seqs,
         inter_token_target=config.inter_token_target,
+        enable_prefix_caching=config.enable_prefix_caching,
+        jump_forward=config.jump_forward,
     )
 
 

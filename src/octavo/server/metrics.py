@@ -146,6 +146,7 @@ class Metrics:
             "prefix_cache_hits": ("Prompt tokens the prefix cache spared.", stats.prefix_hit_tokens),
             "prefix_cache_evictions": ("Blocks evicted from the prefix cache.", stats.evictions),
             "num_preemptions": ("Sequences preempted.", stats.preemptions),
+            "jump_forward_tokens": ("Tokens that a grammar forced, without a step.", stats.jump_forward_tokens),
             "engine_steps": ("Steps run.", stats.steps),
             "engine_restarts": ("Times the engine process was started again.", self._engine.restarts),
             "requests_disconnected": ("Requests whose client left before the end.", self._disconnected),

@@ -5,11 +5,16 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from octavo import limits
+from octavo.chat.tools import Tools, read_tools
+from octavo.chat.turn import Turn
 from octavo.errors import InvalidParameterError
 from octavo.params import SamplingParams
+from octavo.server.chat_answer import ChatReader
+from octavo.server.constraints import Constraint, naming, read_constraint
 from octavo.server.errors import ApiError, invalid, unsupported
 from octavo.server.exchange import IGNORED_HEADER, Exchange
 from octavo.server.generation import Generation, default_sampling, with_seeds
@@ -54,10 +59,14 @@ def prepare_completion(state: ServerState, exchange: Exchange, body: bytes) -> A
                 raise invalid("logprobs", "logprobs of an echoed prompt cannot be streamed: ask without stream")
             ours["prompt_logprobs"] = request.logprobs
             ours["prompt_logprobs_start"] = 0
+    constraint = read_constraint(request)
+    if constraint is not None:
+        ours["structured"] = constraint.structured
     params = _params(state, exchange, request, ours)
     prompts = completion_prompts(state, request)
     answer = _answer(state, request, "cmpl-", model, prompts, params)
     answer.generation.hides_output = hides
+    answer.constrained_by = None if constraint is None else constraint.field
     if echo:
         answer.echo = True
         answer.echo_texts = [_echoed(state, prompt, request) for prompt in prompts]
@@ -86,8 +95,54 @@ def prepare_chat(state: ServerState, exchange: Exchange, body: bytes) -> Answer:
     if request.logprobs:
         ours["logprobs"] = request.top_logprobs or 0
     params = _params(state, exchange, request, ours, names)
-    prompt = chat_prompt(state, request)
-    return _answer(state, request, "chatcmpl-", model, [prompt], params, chat=True)
+    constraint = read_constraint(request)
+    tools = _tools(state, request, constraint)
+    field = "tools" if constraint is None else constraint.field
+    messages, variables = state.chat.conversation(request.messages, tools, request.tool_prompt)
+    prompt = chat_prompt(state, request, messages, variables)
+    with naming(field):
+        turn = _turn(state, request, prompt, tools, constraint)
+        params = replace(params, structured=turn.structured, shown_special_ids=turn.shown_ids or None)
+    answer = _answer(state, request, "chatcmpl-", model, [prompt], params, chat=True)
+    answer.constrained_by = field
+    if turn.reads:
+        answer.readers = _readers(request, turn, prompt, answer.generation.params[0])
+    return answer
+
+
+def _tools(state: ServerState, request: ChatCompletionRequest, constraint: Constraint | None) -> Tools:
+    tools = read_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
+    if tools.callable and not tools.required and not state.auto_tool_choice:
+        message = "tool_choice must be required or name a function: this server does not let the model choose"
+        raise invalid("tool_choice", message, "unsupported_parameter")
+    if constraint is not None and tools.required:
+        message = f"{constraint.field} and tool_choice both say what the answer must be: give one of them"
+        raise invalid(constraint.field, message)
+    return tools
+
+
+def _turn(
+    state: ServerState,
+    request: ChatCompletionRequest,
+    prompt: EncodedPrompt,
+    tools: Tools,
+    constraint: Constraint | None,
+) -> Turn:
+    assert prompt.text is not None
+    continued = None
+    if request.continue_final_message:
+        content = request.messages[-1].get("content")
+        continued = content if isinstance(content, str) else ""
+    return state.chat.turn(prompt.text, tools, None if constraint is None else constraint.structured, continued)
+
+
+def _readers(
+    request: ChatCompletionRequest, turn: Turn, prompt: EncodedPrompt, params: SamplingParams
+) -> list[ChatReader]:
+    if request.separate_reasoning is False:
+        turn = replace(turn, reasoning=None, thinking=False)
+    tells = request.include_reasoning is not False
+    return [ChatReader(turn.parser(prompt.ids, params.seed, choice), tells) for choice in range(params.n)]
 
 
 def _params(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from octavo import limits
+from octavo.server.constraints import naming
 from octavo.server.errors import ApiError
 from octavo.server.exchange import OPENAI, Endpoint, Exchange, Receive, Send
 from octavo.server.generation import running
 from octavo.server.openai_prepare import check_model, prepare_chat, prepare_completion
 from octavo.server.openai_shapes import Answer, collect, whole_answer
-from octavo.server.sse import ChunkRenderer
+from octavo.server.sse import ChunkRenderer, ReadChunkRenderer
 from octavo.server.state import Scope, ServerState
 from octavo.server.streaming import stream_answer
 
@@ -38,9 +39,15 @@ async def chat_completions(state: ServerState, exchange: Exchange, body: bytes) 
 
 
 async def _respond(state: ServerState, exchange: Exchange, answer: Answer) -> None:
+    with naming(answer.constrained_by):
+        await _run(state, exchange, answer)
+
+
+async def _run(state: ServerState, exchange: Exchange, answer: Answer) -> None:
     async with running(state, exchange, answer.generation) as run:
         if answer.generation.stream:
-            await stream_answer(exchange, run, ChunkRenderer(run, answer), state.keep_alive)
+            renderer = (ReadChunkRenderer if answer.readers else ChunkRenderer)(run, answer)
+            await stream_answer(exchange, run, renderer, state.keep_alive)
             return
         choices = await collect(run)
         token_text = state.tokenizer.token_text

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.engine.ipc import Token, TokenLogprob
+from octavo.server.chat_answer import ChatReader, whole_message
 from octavo.server.errors import json_bytes
 from octavo.server.generation import Generation, Running
 
@@ -30,6 +31,8 @@ class Answer:
     return_token_ids: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    constrained_by: str | None = None  # the field of the body that a structured output comes from
+    readers: list[ChatReader] = field(default_factory=list)  # one a choice, where an answer is more than its text
 
     def head(self) -> dict[str, Any]:
         kind = "text_completion" if not self.chat else "chat.completion"
@@ -51,12 +54,16 @@ class Answer:
             completion_tokens = 0
         elif completion_tokens is None:
             completion_tokens = sum(done.completion_tokens for done in run.done)
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": run.cached_tokens},
         }
+        if self.readers:
+            thoughts = sum(reader.reasoning_tokens for reader in self.readers)
+            usage["completion_tokens_details"] = {"reasoning_tokens": thoughts}
+        return usage
 
 
 def shown(candidate: TokenLogprob) -> str:
@@ -191,8 +198,14 @@ def _chat_choice(
     logprobs = None
     if answer.most_logprobs is not None:
         logprobs = {"content": [chat_logprob(token, answer.most_logprobs) for token in choice.tokens], "refusal": None}
-    message = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
-    return {"index": index, "message": message, "logprobs": logprobs, **_ending(run, answer, index, choice)}
+    ending = _ending(run, answer, index, choice)
+    if answer.readers:
+        reader = answer.readers[index]
+        message = whole_message(reader, choice.tokens)
+        ending["finish_reason"] = reader.finish_reason(choice.tokens[-1])
+    else:
+        message = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
+    return {"index": index, "message": message, "logprobs": logprobs, **ending}
 
 
 def _completion_choice(

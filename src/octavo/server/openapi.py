@@ -12,6 +12,7 @@ from octavo.server.schema import (
     ChatTokenizeRequest,
     CompletionRequest,
     DetokenizeRequest,
+    ScoreRequest,
     TgiRequest,
     TokenizeRequest,
 )
@@ -24,6 +25,7 @@ _REF = "#/components/schemas/{name}"
 _POSTS: dict[str, tuple[type[msgspec.Struct], str, str]] = {
     "/v1/completions": (CompletionRequest, "Continue one or several prompts", "OpenAIError"),
     "/v1/chat/completions": (ChatCompletionRequest, "Answer a conversation", "OpenAIError"),
+    "/v1/score": (ScoreRequest, "Log-probabilities of given continuations of a prompt", "OpenAIError"),
     "/tokenize": (TokenizeRequest, "Token ids of a text or a conversation", "AnyError"),
     "/detokenize": (DetokenizeRequest, "Text of token ids", "OpenAIError"),
     "/generate": (TgiRequest, "Continue a prompt, as TGI does", "TgiError"),

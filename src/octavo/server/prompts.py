@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo import limits
+from octavo.chat.tools import read_tools
 from octavo.errors import CapacityError, InvalidParameterError
 from octavo.server.errors import invalid
 from octavo.server.schema import ChatCompletionRequest, CompletionRequest, TokenizeRequest
@@ -53,7 +54,7 @@ def completion_prompts(state: ServerState, request: CompletionRequest) -> list[E
             encoded = encode_text(state, prompt, special=special)
         else:
             encoded = EncodedPrompt(None, prompt)
-        found.append(_within(state, encoded, request.truncate_prompt_tokens, "prompt" if single else f"prompt[{i}]"))
+        found.append(within(state, encoded, request.truncate_prompt_tokens, "prompt" if single else f"prompt[{i}]"))
     return found
 
 
@@ -72,20 +73,24 @@ def _listed(prompt: str | list[str | int | list[int]]) -> tuple[list[str | list[
     raise invalid("prompt", "prompt: expected a text, a list of texts, token ids, or lists of token ids; none is empty")
 
 
-def chat_prompt(state: ServerState, request: ChatCompletionRequest) -> EncodedPrompt:
+def chat_prompt(
+    state: ServerState, request: ChatCompletionRequest, messages: list[Any], variables: Mapping[str, Any]
+) -> EncodedPrompt:
+    """messages, variables: as ChatFormat.conversation makes them."""
     text = render_chat(
         state,
-        request.messages,
+        messages,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
         variables=request.chat_template_kwargs,
+        ours=variables,
     )
     special = bool(request.add_special_tokens)
     encoded = encode_text(state, text, special=special)
-    return _within(state, encoded, request.truncate_prompt_tokens, "messages")
+    return within(state, encoded, request.truncate_prompt_tokens, "messages")
 
 
-def _within(state: ServerState, prompt: EncodedPrompt, truncate: int | None, name: str) -> EncodedPrompt:
+def within(state: ServerState, prompt: EncodedPrompt, truncate: int | None, name: str) -> EncodedPrompt:
     """Cut to the last `truncate` tokens, and no longer than is allowed."""
     if truncate is not None and truncate > 0:
         prompt.ids = prompt.ids[-truncate:]
@@ -104,8 +109,12 @@ def render_chat(
     add_generation_prompt: bool | None,
     continue_final_message: bool = False,
     variables: Mapping[str, Any] | None = None,
+    ours: Mapping[str, Any] | None = None,
 ) -> str:
-    """The conversation by the model's template. With continue_final_message the text ends inside the last message."""
+    """The conversation by the model's template. With continue_final_message the text ends inside the last message.
+
+    variables: what the body has for the template. ours: what goes before them.
+    """
     if len(messages) > limits.MAX_MESSAGES:
         raise InvalidParameterError("messages", f"{len(messages)} messages", f"at most {limits.MAX_MESSAGES}")
     variables = dict(variables or {})
@@ -119,7 +128,9 @@ def render_chat(
     opens = not continue_final_message if add_generation_prompt is None else add_generation_prompt
 
     def render(messages: list[dict[str, Any]]) -> str:
-        return state.tokenizer.apply_chat_template(messages, add_generation_prompt=opens, **variables)
+        return state.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=opens, **{**variables, **(ours or {})}
+        )
 
     return _until_last(render, messages) if continue_final_message else render(messages)
 
@@ -161,9 +172,11 @@ def tokenize_prompt(state: ServerState, request: TokenizeRequest) -> EncodedProm
     if request.messages is None:
         assert request.prompt is not None
         return encode_text(state, request.prompt, special=request.add_special_tokens is not False)
+    messages, ours = state.chat.conversation(request.messages, read_tools(request.tools))
     text = render_chat(
         state,
-        request.messages,
+        messages,
+        ours=ours,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
         variables=request.chat_template_kwargs,

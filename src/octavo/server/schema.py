@@ -53,6 +53,18 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
 
+    # Of these at most one may be given: see server.constraints.
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: dict[str, Any] | str | bool | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: dict[str, Any] | str | None = None
+
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -74,12 +86,22 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
 
 class ChatCompletionRequest(SamplingFields, kw_only=True):
-    """POST /v1/chat/completions. max_completion_tokens goes before max_tokens."""
+    """POST /v1/chat/completions. max_completion_tokens goes before max_tokens.
+
+    tool_prompt: TGI's, for models whose template knows no tools. include_reasoning: false leaves thoughts out of the
+    answer. separate_reasoning: false leaves them in its content.
+    """
 
     messages: list[dict[str, Any]]
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    tool_prompt: str | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
@@ -95,9 +117,26 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     inputs: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    tools: list[Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ScoreRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/score: a prompt as text or token ids, and what may come behind it."""
+
+    continuations: list[str | list[int]]
+    prompt: str | None = None
+    prompt_token_ids: list[int] | None = None
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+    queue_timeout: float | None = None
+    first_token_timeout: float | None = None
+    request_timeout: float | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -148,6 +187,9 @@ class ChatTokenizeRequest(msgspec.Struct, kw_only=True):
 
     messages: list[dict[str, Any]]
     model: str | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    tool_prompt: str | None = None
 
 
 # Fields that would change the answer and that we lack, each with the values that change nothing (null never does).
@@ -259,7 +301,7 @@ def renamed(error: InvalidParameterError, names: Mapping[str, str]) -> InvalidPa
     return InvalidParameterError(name, error.value, error.allowed)
 
 
-def check_timeouts(fields: SamplingFields) -> None:
+def check_timeouts(fields: SamplingFields | ScoreRequest) -> None:
     for name in ("queue_timeout", "first_token_timeout", "request_timeout"):
         value = getattr(fields, name)
         if value is not None and not 0 < value <= limits.MAX_TIMEOUT_SECONDS:

@@ -66,7 +66,9 @@ class ChunkRenderer:
                 if token.text:
                     out += (self._heads[first + token.index], encode(token.text), self._tail)
             else:
-                out.append(self._full(first + token.index, token))
+                text = b'""' if self._answer.generation.hides_output else encode(token.text)
+                shown = self._heads[first + token.index] + text + self._closes
+                out.append(self._full(first + token.index, token, shown, token.finish_reason))
         return b"".join(out)
 
     def end(self) -> bytes:
@@ -75,14 +77,13 @@ class ChunkRenderer:
             return DONE
         return self._chunk([], usage=self._answer.usage(self._run)) + DONE
 
-    def _full(self, index: int, token: Token) -> bytes:
-        """A chunk with all that can be in one."""
+    def _full(self, index: int, token: Token, shown: bytes, reason: str | None) -> bytes:
+        """A chunk with all that can be in one. shown: its beginning, with what the choice adds."""
         answer = self._answer
         hides = answer.generation.hides_output
         self._seen += 1
-        parts = [self._heads[index], b'""' if hides else encode(token.text), self._closes, b',"logprobs":']
-        parts.append(b"null" if hides else self._logprobs(index, token))
-        reason = "length" if hides else token.finish_reason
+        parts = [shown, b',"logprobs":', b"null" if hides else self._logprobs(index, token)]
+        reason = "length" if hides else reason
         parts += (b',"finish_reason":', encode(reason))
         if reason is not None:
             seed = answer.generation.params[index // self._n].seed
@@ -113,3 +114,18 @@ class ChunkRenderer:
         if usage is not None:
             end = b',"usage":' + encode(usage) + b"}\n\n"
         return self._base + b',"choices":' + encode(choices) + fields + end
+
+
+class ReadChunkRenderer(ChunkRenderer):
+    """Of an answer whose tokens are read as content, thoughts and calls: a chunk for each token that adds to one."""
+
+    def tokens(self, prompt: int, tokens: list[Token]) -> bytes:
+        out: list[bytes] = []
+        for token in tokens:
+            index = prompt * self._n + token.index
+            reader = self._answer.readers[index]
+            delta = reader.read(token)
+            if delta or not self._plain or token.finish_reason is not None:
+                shown = self._base + b',"choices":[{"index":%d,"delta":%s' % (index, encode(delta))
+                out.append(self._full(index, token, shown, reader.finish_reason(token)))
+        return b"".join(out)

@@ -15,6 +15,7 @@ from octavo import limits
 from octavo.errors import EngineUnavailableError
 
 if TYPE_CHECKING:
+    from octavo.chat.turn import ChatFormat
     from octavo.engine.client import EngineClient
     from octavo.engine.ipc import EngineInfo
     from octavo.params import SamplingParams
@@ -110,6 +111,9 @@ class ServerState:
 
     engine: EngineClient
     model_names: list[str]
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    auto_tool_choice: bool = True
     max_input_tokens: int | None = None
     max_body_bytes: int = limits.MAX_BODY_BYTES
     keep_alive: float = 5.0
@@ -122,6 +126,7 @@ class ServerState:
     long_threads: ThreadPoolExecutor = field(default_factory=_threads("octavo-long-text", 1))
     created: int = field(default_factory=lambda: int(time.time()))
     _longest_token: int = 0
+    _chat: ChatFormat | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -136,6 +141,15 @@ class ServerState:
         if self.engine.info is None:
             raise EngineUnavailableError(self.engine.reason)
         return self.engine.tokenizer
+
+    @property
+    def chat(self) -> ChatFormat:
+        """How the model writes calls and thoughts. Raises EngineUnavailableError until it is known. Any thread."""
+        if self._chat is None:
+            from octavo.chat.turn import ChatFormat
+
+            self._chat = ChatFormat(self.tokenizer, self.tool_parser, self.reasoning_parser)
+        return self._chat
 
     @property
     def most_prompt_tokens(self) -> int:

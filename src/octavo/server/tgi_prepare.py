@@ -9,6 +9,7 @@ from typing import Any
 from octavo import limits
 from octavo.errors import InvalidParameterError
 from octavo.params import SamplingParams
+from octavo.server.constraints import tgi_constraint
 from octavo.server.errors import invalid, unsupported
 from octavo.server.exchange import Exchange
 from octavo.server.generation import Generation, with_seeds
@@ -33,6 +34,7 @@ class TgiAnswer:
     prefill: bool = False
     top_n_tokens: int = 0
     pipeline: bool = False  # on "/": an answer in one piece comes in a list
+    constrained_by: str | None = None  # the parameter that a structured output comes from
 
 
 def prepare_generate(state: ServerState, exchange: Exchange, body: bytes, route: str) -> TgiAnswer:
@@ -50,6 +52,7 @@ def prepare_generate(state: ServerState, exchange: Exchange, body: bytes, route:
     best_of = given.best_of or 1
     if best_of > 1:
         _check_best_of(given, samples, stream)
+    constraint = tgi_constraint(given.grammar)
     details = bool(given.details)
     top_n = given.top_n_tokens or 0
     try:
@@ -68,6 +71,7 @@ def prepare_generate(state: ServerState, exchange: Exchange, body: bytes, route:
             logprobs=top_n if stream or details or best_of > 1 else None,
             prompt_logprobs=0 if given.decoder_input_details else None,
             cache_salt=state.salt(exchange.scope, None),
+            structured=None if constraint is None else constraint.structured,
         )
     except InvalidParameterError as error:
         raise renamed(error, _NAMES) from None
@@ -91,6 +95,7 @@ def prepare_generate(state: ServerState, exchange: Exchange, body: bytes, route:
         prefill=bool(given.decoder_input_details),
         top_n_tokens=top_n,
         pipeline=route == "/",
+        constrained_by=None if constraint is None else constraint.field,
     )
 
 
@@ -151,7 +156,6 @@ def _check(state: ServerState, given: TgiParameters, stream: bool) -> None:
         raise invalid("decoder_input_details", "`decoder_input_details` == true is not supported when streaming tokens")
     refused: dict[str, Any] = {
         "watermark": given.watermark or None,
-        "grammar": given.grammar,
         "adapter_id": given.adapter_id,
     }
     for name, value in refused.items():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from octavo import limits
 from octavo.engine.client import EngineState
 from octavo.engine.ipc import Token, TokenLogprob
+from octavo.server.constraints import naming
 from octavo.server.errors import ApiError
 from octavo.server.exchange import TGI, Endpoint, Exchange, Receive, Send
 from octavo.server.generation import Running, running
@@ -41,6 +42,11 @@ def routes(state: ServerState) -> list[Route]:
 async def _generate(route: str, state: ServerState, exchange: Exchange, body: bytes) -> None:
     answer = await state.in_thread(len(body), prepare_generate, state, exchange, body, route)
     exchange.headers |= {"x-compute-type": _COMPUTE_TYPE, "x-compute-characters": str(len(answer.inputs))}
+    with naming(answer.constrained_by):
+        await _run(state, exchange, answer)
+
+
+async def _run(state: ServerState, exchange: Exchange, answer: TgiAnswer) -> None:
     async with running(state, exchange, answer.generation) as run:
         if answer.generation.stream:
             await stream_answer(exchange, run, EventRenderer(run, answer, state), state.keep_alive)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from octavo import limits
+from octavo.chat.tools import read_tools
 from octavo.errors import InvalidParameterError
 from octavo.server.exchange import OPENAI, TGI, Endpoint, Exchange
 from octavo.server.openai_prepare import check_model, name_ignored
@@ -71,7 +72,9 @@ def _chat_tokenized(state: ServerState, exchange: Exchange, body: bytes) -> Any:
     request, ignored = decode(body, ChatTokenizeRequest)
     name_ignored(exchange, ignored)
     check_model(state, request.model)
-    text = render_chat(state, request.messages, add_generation_prompt=True)
+    tools = read_tools(request.tools, request.tool_choice)
+    messages, ours = state.chat.conversation(request.messages, tools, request.tool_prompt)
+    text = render_chat(state, messages, add_generation_prompt=True, ours=ours)
     return {"tokenize_response": _spans(state, text, special=False), "templated_text": text}
 
 

@@ -17,9 +17,16 @@ class IncrementalDetokenizer:
     is a fold over the ids: pushing the same ids into a new object rebuilds it. `push` costs the same at any length.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, at_start: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool = True,
+        at_start: bool = True,
+        shown_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """shown_ids: special tokens that are not skipped."""
         self._tokenizer = tokenizer
-        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._hidden = tokenizer.special_ids - shown_ids if skip_special_tokens else frozenset()
         self._drops_space = at_start and tokenizer.strips_leading_space
         self._held = b""  # the beginning of a character
 

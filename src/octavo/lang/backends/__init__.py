@@ -1,0 +1,1 @@
+"""Where programs run: the engine in this process, an Octavo server, any OpenAI-compatible endpoint."""
