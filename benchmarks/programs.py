@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -175,14 +175,16 @@ def measure(rounds: int, threads: int, with_llama: bool) -> Results:
             port = stack.enter_context(llama_server(threads, flags))
             endpoint = OpenAIEndpoint(f"http://127.0.0.1:{port}/v1", MODEL)
         for turn in range(rounds + 1):
-            for name, load in loads.items():
+            for name, whole in loads.items():
+                load = whole if turn else replace(whole, batch=whole.batch[:2])  # only to have run once
                 runs: dict[str, Callable[[], dict[str, Any]]] = {
                     who: lambda load=load, llm=llm: _run(load, llm)  # type: ignore[misc]
                     for who, llm in engines.items()
                 }
                 if endpoint is not None and load.on_endpoints:
                     runs[LLAMA] = lambda load=load: _timed(load, endpoint)  # type: ignore[misc]
-                for who, run in runs.items():
+                order = list(runs.items())
+                for who, run in order[turn % len(order) :] + order[: turn % len(order)]:
                     got = run()
                     if turn == 0:
                         continue
@@ -192,6 +194,7 @@ def measure(rounds: int, threads: int, with_llama: bool) -> Results:
                     into.firsts.append(got.get("first", 0.0))
                     into.spared.append(got.get("spared", 0))
                 if turn:
+                    results[name] = {who: results[name][who] for who in runs}
                     rates = ", ".join(f"{who} {each.rates[-1]:.2f}" for who, each in results[name].items())
                     print(f"round {turn}: {name}: {rates} programs/s", file=sys.stderr, flush=True)
     return results
@@ -229,7 +232,7 @@ def report(results: Results, arguments: argparse.Namespace) -> str:
         "",
         f"Made by `python -m {' '.join(['benchmarks.programs', *sys.argv[1:]])}` on {datetime.now():%-d %B %Y}, with "
         f"`{MODEL}` and {arguments.threads} threads; medians of {arguments.rounds} rounds, in each of which everyone "
-        "runs every workload in turn, from an empty cache; the least and the most in brackets. A ratio is taken within "
+        "runs every workload in turn, in an order that shifts, from an empty cache; the least and the most in brackets. A ratio is taken within "
         "a round.",
         "",
         *(f"- {name}: {value}" for name, value in machine.describe().items()),

@@ -84,7 +84,7 @@ def test_i27_the_drain_has_a_limit(folder: Path) -> None:
         next(lines)
         assert server.end() == 0
         assert_cut_short(b"".join(lines))
-    assert any("1 requests are cut short" in line for line in server.log)
+    assert any("requests cut short: 1" in line for line in server.log)
 
 
 def assert_cut_short(text: bytes) -> None:

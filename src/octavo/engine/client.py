@@ -83,6 +83,7 @@ class EngineClient:
         self._tokenizer: Tokenizer | None = None
         self._failure: OctavoError | None = None  # why the model could not be loaded
         self._engine: EngineProcess | None = None
+        self._away_since: float | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._settled = asyncio.Event()  # READY, DOWN or CLOSED
         self._numbers = count(1)
@@ -129,7 +130,7 @@ class EngineClient:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
         self._go(EngineState.CLOSED, "the server is closed")
-        self._fail_all(EngineClosedError("the engine is closed"))
+        self._fail_all(EngineClosedError("the server is shutting down"))
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.stop()
@@ -355,6 +356,10 @@ class EngineClient:
     def _tell_ready(self) -> None:
         if self._replay.settled and self.state in (EngineState.LOADING, EngineState.RESTARTING):
             self._go(EngineState.READY, "")
+            if self._away_since is not None:
+                away, going_on = time.monotonic() - self._away_since, len(self._replay.entries)
+                log.info("the engine is back after %.1f s; requests that go on: %d", away, going_on)
+                self._away_since = None
 
     async def _supervise(self) -> None:
         try:
@@ -442,7 +447,8 @@ class EngineClient:
             log.critical("%s; it stays down", self.reason)
             self._fail_all(self._unavailable())
             return
-        log.error("%s; it is started again, %d requests wait", death.reason, len(self._replay.entries))
+        log.error("%s; it is started again; requests that wait: %d", death.reason, len(self._replay.entries))
+        self._away_since = self._away_since or time.monotonic()
         self._go(EngineState.RESTARTING, f"{death.reason} and is being restarted")
 
     async def _watch(self) -> None:

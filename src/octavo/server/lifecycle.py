@@ -290,11 +290,12 @@ async def _drain(server: Server, signals: _Signals, seconds: float) -> None:
     admission = server.admission
     admission.draining = True
     admission.drain_seconds = max(1, round(seconds))
-    log.info("shutting down: %d requests may finish within %g s", admission.inside, seconds)
+    text = "shutting down; requests that may finish within %g s, or until a second signal: %d"
+    log.info(text, seconds, admission.inside)
     hurry = asyncio.ensure_future(signals.wait(2))
     end = asyncio.get_running_loop().time() + seconds
     while admission.inside and not hurry.done() and asyncio.get_running_loop().time() < end:
         await asyncio.wait((hurry,), timeout=0.05)
     hurry.cancel()
     if admission.inside:
-        log.warning("%d requests are cut short", admission.inside)
+        log.warning("requests cut short: %d", admission.inside)
