@@ -232,8 +232,8 @@ def report(results: Results, arguments: argparse.Namespace) -> str:
         "",
         f"Made by `python -m {' '.join(['benchmarks.programs', *sys.argv[1:]])}` on {datetime.now():%-d %B %Y}, with "
         f"`{MODEL}` and {arguments.threads} threads; medians of {arguments.rounds} rounds, in each of which everyone "
-        "runs every workload in turn, in an order that shifts, from an empty cache; the least and the most in brackets. A ratio is taken within "
-        "a round.",
+        "runs every workload in turn, in an order that shifts, from an empty cache; the least and the most "
+        "in brackets. A ratio is taken within a round.",
         "",
         *(f"- {name}: {value}" for name, value in machine.describe().items()),
         "",
