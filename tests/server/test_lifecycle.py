@@ -54,7 +54,7 @@ def test_i27_a_drain_lets_streams_finish_refuses_new_work_and_ends_with_0(folder
         lines = server.stream(max_tokens=60)
         next(lines)
         server.process.send_signal(signal.SIGTERM)
-        server.wait_for("shutting down; .*: 1$")
+        server.wait_for(r"shutting down; .*: 1\b")
         refused = server.ask("/v1/completions", ASKED)
         assert (refused.status, refused.json["error"]["code"]) == (503, "draining")
         assert int(refused.headers["retry-after"]) >= 1
@@ -71,7 +71,7 @@ def test_i27_a_second_signal_hurries_and_still_tells_the_clients(folder: Path, s
         lines = server.stream(max_tokens=240)  # 5 seconds
         next(lines)
         server.process.send_signal(signals[0])
-        server.wait_for("shutting down; .*: 1$")
+        server.wait_for(r"shutting down; .*: 1\b")
         begin = time.monotonic()
         assert server.end(signals[1]) == 0
         assert time.monotonic() - begin < 4
@@ -139,7 +139,7 @@ def test_whatever_runs_when_the_end_is_forced_gets_json_or_a_cut_connection(fold
         server.wait_for("ready")
         time.sleep(0.3)
         server.process.send_signal(signal.SIGTERM)
-        server.wait_for("shutting down; .*: [2-9]$")
+        server.wait_for(r"shutting down; .*: [2-9]\b")
         begin = time.monotonic()
         assert server.end() == 0
         assert time.monotonic() - begin < 5
