@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from math import fsum
 from pathlib import Path
@@ -11,6 +12,8 @@ import httpx
 import pytest
 
 from octavo import limits
+from octavo.server import score_routes
+from octavo.server.errors import json_bytes
 from tests.support.live_server import LiveServer, serve
 from tests.support.llms import open_llm
 from tests.support.tiny_llm import write_tiny_llm
@@ -71,6 +74,30 @@ def test_scores_are_those_of_the_engine(live: LiveServer, folder: Path) -> None:
 def test_what_is_wrong_is_named(live: LiveServer, changed: dict[str, Any], param: str) -> None:
     answer = ask(live, **{"prompt": "x", "continuations": ["a", "b"], **changed})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_an_answer_is_built_and_written_beside_the_event_loop(
+    live: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_loop: list[bool] = []
+
+    def loop_runs_here(*_: Any) -> None:
+        try:
+            asyncio.get_running_loop()
+            on_loop.append(True)
+        except RuntimeError:
+            on_loop.append(False)
+
+    real = score_routes.continuation_logprobs
+
+    def watched(*given: Any) -> list[float]:
+        loop_runs_here()
+        return real(*given)
+
+    monkeypatch.setattr(score_routes, "continuation_logprobs", watched)
+    monkeypatch.setattr(score_routes, "json_bytes", lambda body: (loop_runs_here(), json_bytes(body))[1])
+    assert ask(live, prompt="x", continuations=["a", "b"]).status_code == 200
+    assert on_loop == [False, False, False]
 
 
 def test_what_does_not_fit_is_refused(live: LiveServer) -> None:
