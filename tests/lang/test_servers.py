@@ -88,6 +88,16 @@ def test_a_stream_from_an_octavo_server_gives_the_same(server: FullServer) -> No
     assert state.text() == talk.run("hi", seed=1).text()
 
 
+def test_a_stream_with_logprobs_of_the_prompt_comes_at_once(server: FullServer) -> None:
+    @function
+    def scored(s: ProgramState) -> None:
+        s += "hello" + gen("a", max_tokens=6, ignore_eos=True, prompt_logprobs=1)
+
+    state = scored.run(seed=1, stream=True, backend=OctavoServer(url(server), api_key=KEY))
+    assert list(state.text_iter("a")) == [state["a"]] == [scored.run(seed=1)["a"]]
+    assert len(state.get_meta_info("a")["prompt_logprobs"]) == 5
+
+
 def test_a_batch_on_an_octavo_server_shares_the_prefix(server: FullServer) -> None:
     backend = OctavoServer(url(server), api_key=KEY, model=MODEL)
 
@@ -229,6 +239,27 @@ def test_a_schema_goes_out_as_response_format(endpoint: tuple[type[Handler], Ope
     assert extract.run(backend=backend)["x"] == '{"a": 1}'
     wanted = {"name": "answer", "schema": schema, "strict": True}
     assert handler.bodies[0]["response_format"] == {"type": "json_schema", "json_schema": wanted}
+
+
+def test_an_endpoint_gets_the_length_under_its_own_name_and_a_short_seed_or_none(
+    endpoint: tuple[type[Handler], OpenAIEndpoint],
+) -> None:
+    handler, plain = endpoint
+    other = OpenAIEndpoint(plain._http.url, "m", max_tokens_field="max_completion_tokens", sends_seed=False)
+
+    @function
+    def short(s: ProgramState) -> None:
+        s += user("hi") + assistant(gen("a", max_tokens=7)) + user("more") + assistant(gen("b", seed=(5 << 31) + 9))
+
+    for backend in (plain, plain, other):
+        handler.answers += [(200, {}, answer("x")), (200, {}, answer("y"))]
+        short.run(backend=backend, seed=1)
+    first, second, *again, third, _ = handler.bodies
+    assert [first, second] == again
+    assert 0 <= first["seed"] < 1 << 31
+    assert second["seed"] == 9
+    assert (first["max_tokens"], "max_completion_tokens" in first) == (7, False)
+    assert third == {**{k: v for k, v in first.items() if k not in ("seed", "max_tokens")}, "max_completion_tokens": 7}
 
 
 @pytest.mark.parametrize(
