@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo import limits
 from octavo.errors import InvalidParameterError
-from octavo.grammar.embedded import without_schemas
+from octavo.grammar.embedded import SPACES, bounded_schemas
 from octavo.grammar.expansion import check_lark, check_regex
 from octavo.grammar.gbnf import is_gbnf, lark_from_gbnf
 from octavo.grammar.json_schema import checked_schema
@@ -22,8 +22,6 @@ from octavo.structured import KINDS, StructuredOutputs
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
-
-_SPACES = rf"[\x20\x0A\x0D\x09]{{1,{limits.MAX_JSON_SPACES}}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +133,7 @@ def _source(kind: str, value: Any, tight: bool) -> str:
         schema = checked_schema(value) if kind == "json" else {"type": "object"}
         options: dict[str, Any] = {"whitespace_flexible": not tight}
         if not tight:
-            options["whitespace_pattern"] = _SPACES
+            options["whitespace_pattern"] = SPACES
         return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)  # type: ignore[arg-type]
     if kind == "regex":
         check_regex("structured.regex", value)
@@ -145,8 +143,9 @@ def _source(kind: str, value: Any, tight: bool) -> str:
             "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
         )
     lark = lark_from_gbnf(value) if is_gbnf(value) else value
-    check_lark("structured.grammar", without_schemas("structured.grammar", lark))
-    return LLMatcher.grammar_from_lark(lark)
+    without, bounded = bounded_schemas("structured.grammar", lark)
+    check_lark("structured.grammar", without)
+    return LLMatcher.grammar_from_lark(bounded)
 
 
 def _check(kind: str, value: Any, matcher: LLMatcher) -> None:
