@@ -106,6 +106,7 @@ MAX_FORKS = 1024  # children of one fork
 MAX_BACKEND_ANSWER_BYTES = 64 << 20  # of a server a program calls
 BACKEND_TRIES = 4  # of a request that is answered "overloaded"
 MAX_BACKEND_PAUSE_SECONDS = 30  # between two of them
+BACKEND_ENCODERS = 8  # texts of one select that a server is asked to tokenise at the same time
 
 # Tools
 MAX_TOOLS = 128

@@ -305,6 +305,42 @@ def test_an_answer_of_another_server_is_told(endpoint: tuple[type[Handler], Open
         chat.run(backend=other)
 
 
+def test_the_choices_of_a_select_are_tokenised_side_by_side() -> None:
+    together = threading.Barrier(3, timeout=10)
+    choices = ["yes", "no", "maybe"]
+
+    class Server(Handler):
+        """Bytes as tokens. The texts that end with a choice wait for each other."""
+
+        def do_POST(self) -> None:
+            given = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if self.path == "/v1/score":
+                scores = [{"logprobs": [-float(len(ids))] * len(ids)} for ids in given["continuations"]]
+                body: dict[str, Any] = {"scores": scores}
+            else:
+                body = {"tokens": list(given["prompt"].encode()), "token_strs": list(given["prompt"])}
+                if given["prompt"].endswith(tuple(choices)):
+                    together.wait()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+    @function
+    def ask(s: ProgramState) -> None:
+        s += "is: " + select("a", choices)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            state = ask.run(backend=OctavoServer(f"http://127.0.0.1:{server.server_address[1]}"))
+        finally:
+            server.shutdown()
+            thread.join()
+    assert state["a"] == "no"
+    assert [bytes(each["token_ids"]).decode() for each in state.get_meta_info("a")["scores"]] == choices
+
+
 def test_cancelling_hangs_up_on_a_server(server: FullServer) -> None:
     @function
     def endless(s: ProgramState) -> None:

@@ -111,7 +111,9 @@ class OctavoServer:
     def score(
         self, prompt: Prompt, choices: Sequence[str], unconditional: bool, cancellation: Cancellation
     ) -> list[Scored]:
-        shared, joined = choices_ids(prompt, choices, self._ids_of, whole=self._whole)
+        shared, joined = choices_ids(
+            prompt, choices, self._ids_of, whole=self._whole, side_by_side=limits.BACKEND_ENCODERS
+        )
         behind = [ids[shared:] for ids in joined]
         given = self._logprobs(joined[0][:shared], behind, cancellation)
         alone: list[list[float] | None] = [None] * len(behind)
