@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -22,6 +23,8 @@ from octavo.structured import KINDS, StructuredOutputs
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+_LOG = logging.getLogger("octavo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,9 @@ class GrammarCompiler:
             found: LLMatcher | InvalidParameterError = matcher
         except InvalidParameterError as error:
             found = error
+        except Exception:  # whatever it is, it is this request's: others go on
+            _LOG.exception("a check or the compiler failed on a structured output (%s)", kind)
+            found = InvalidParameterError(f"structured.{kind}", value, "what can be checked and compiled")
         with self._lock:
             self._compiled += 1
             self._seconds += time.perf_counter() - begin

@@ -49,13 +49,13 @@ def bounded_schemas(field: str, lark: str) -> tuple[str, str]:
 
 def _options(field: str, options: Any) -> dict[str, Any]:
     """`whitespace_flexible`, or one of the two patterns that this package uses: another might be anything."""
-    if options == {"whitespace_flexible": False} and options["whitespace_flexible"] is False:
+    flexible = {"{}": True, '{"whitespace_flexible": true}': True, '{"whitespace_flexible": false}': False}
+    found = flexible.get(json.dumps(options))
+    if found is False:
         return {"whitespace_flexible": False}
-    pattern: Any = SPACES
+    pattern: Any = SPACES if found else None
     if isinstance(options, dict) and set(options) == {"whitespace_pattern"}:
         pattern = options["whitespace_pattern"]
-    elif options != {} and options != {"whitespace_flexible": True}:
-        pattern = None
     if pattern not in _PATTERNS:
         raise InvalidParameterError(f"{field}: {_OPTIONS}", options, "whitespace_flexible: true or false")
     return {"whitespace_pattern": pattern}
