@@ -12,12 +12,13 @@ from octavo import limits
 from octavo.chat.formats import ARGS, CALL_ID, ReasoningFormat, ToolFormat
 from octavo.chat.tools import Tool, Tools
 from octavo.errors import InvalidParameterError
+from octavo.grammar.embedded import SPACES
 from octavo.grammar.expansion import check_regex
 from octavo.grammar.json_schema import checked_schema
 from octavo.structured import StructuredOutputs
 
 _BLANK = r"[ \n]{0,2}"
-_SPACED = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{limits.MAX_JSON_SPACES}}}"}  # where JSON may have some
+_SPACED = {"whitespace_pattern": SPACES}  # where JSON may have some
 _ONE_SPACE = {"whitespace_pattern": r"\x20"}  # models write arguments on one line
 _SPELLED = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\t": r"\t"}  # in a regular expression between slashes
 _CLOSED = ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref")
