@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import fsum
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from octavo import limits
+from octavo.engine.score import continuation_logprobs
 from octavo.server import score_routes
 from octavo.server.errors import json_bytes
 from tests.support.live_server import LiveServer, serve
@@ -81,21 +82,22 @@ def test_an_answer_is_built_and_written_beside_the_event_loop(
 ) -> None:
     on_loop: list[bool] = []
 
-    def loop_runs_here(*_: Any) -> None:
+    def loop_runs_here() -> None:
         try:
             asyncio.get_running_loop()
             on_loop.append(True)
         except RuntimeError:
             on_loop.append(False)
 
-    real = score_routes.continuation_logprobs
+    def watched(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            loop_runs_here()
+            return real(*given)
 
-    def watched(*given: Any) -> list[float]:
-        loop_runs_here()
-        return real(*given)
+        return call
 
-    monkeypatch.setattr(score_routes, "continuation_logprobs", watched)
-    monkeypatch.setattr(score_routes, "json_bytes", lambda body: (loop_runs_here(), json_bytes(body))[1])
+    monkeypatch.setattr(score_routes, "continuation_logprobs", watched(continuation_logprobs))
+    monkeypatch.setattr(score_routes, "json_bytes", watched(json_bytes))
     assert ask(live, prompt="x", continuations=["a", "b"]).status_code == 200
     assert on_loop == [False, False, False]
 
