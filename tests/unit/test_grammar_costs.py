@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from octavo import limits
-from octavo.errors import InvalidParameterError
-from octavo.grammar import GrammarCompiler
+from octavo.errors import InvalidParameterError, RequestFailedError
+from octavo.grammar import Constraint, GrammarCompiler
 from octavo.grammar.embedded import bounded_schemas
 from octavo.grammar.expansion import check_lark, check_regex
 from octavo.grammar.gbnf import lark_from_gbnf
@@ -168,3 +169,48 @@ def test_what_is_not_hidden_is_taken(tmp_path: Path) -> None:
         'start: %json {"type": "null"}',
     ):
         compiler.compile(StructuredOutputs(grammar=lark))
+
+
+def _compiler(tmp_path: Path) -> tuple[GrammarCompiler, int, int]:
+    tokenizer = load_tiny(tmp_path).tokenizer
+    a, b = (tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "ab")
+    return GrammarCompiler(lambda: Vocabulary(tokenizer, tokenizer.vocab_size, {EOS})), a, b
+
+
+def test_a_grammar_that_came_upon_a_limit_is_not_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states one output made count for all copies: without a fresh one each later output would fail at once."""
+    monkeypatch.setattr(limits, "MAX_GRAMMAR_LEXER_STATES", 2000)
+    compiler, a, b = _compiler(tmp_path)
+    hungry = StructuredOutputs(regex="(.*a.{20}b.*){5}")
+    rng = random.Random(1)
+    grammar = compiler.compile(hungry)
+    with pytest.raises(RequestFailedError, match="states"):
+        _drive(Constraint(grammar), [rng.choice((a, b)) for _ in range(3000)])
+    with pytest.raises(RequestFailedError, match="states"):
+        _drive(Constraint(grammar), [rng.choice((a, b)) for _ in range(100)])
+    _drive(Constraint(compiler.compile(hungry)), [a, b] * 5)
+    assert compiler.stats()["grammars_compiled"] == 2
+
+
+def test_a_kept_grammar_serves_so_many_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_CACHED_GRAMMAR_TOKENS", 10)
+    compiler, a, _ = _compiler(tmp_path)
+    for compiled in (1, 1, 2, 2, 3):
+        _drive(Constraint(compiler.compile(StructuredOutputs(regex="a*"))), [a] * 6)
+        assert compiler.stats()["grammars_compiled"] == compiled
+
+
+def test_so_many_grammars_are_kept(tmp_path: Path) -> None:
+    compiler, _, _ = _compiler(tmp_path)
+    regexes = [f"a{{{i + 1}}}" for i in range(limits.MAX_CACHED_GRAMMARS + 1)]
+    for regex in [*regexes, regexes[-1], regexes[1], regexes[0]]:
+        compiler.compile(StructuredOutputs(regex=regex))
+    stats = compiler.stats()
+    assert (stats["grammars_compiled"], stats["grammar_cache_hits"]) == (len(regexes) + 1, 2)
+
+
+def _drive(constraint: Constraint, token_ids: list[int]) -> None:
+    for token_id in token_ids:
+        constraint.matcher.compute_bitmask()
+        constraint.check()
+        constraint.append(token_id)

@@ -304,9 +304,11 @@ def test_a_text_is_a_schema_too(compiler: GrammarCompiler, tokenizer: Tokenizer,
 
 GARBAGE: list[Any] = [
     *(None, True, False, 0, 1, 2, -1, 1.5, 1e300, 10**400, "", "x", "#", "#/", "#/default", "#/examples/0", "#/²"),
-    *("#/const", "#/enum/0", "#/properties/a", "#/anyOf/0", "#/" + "9" * 5000, "[", "object", [], [1], [[1]], [None], ["a"]),
+    *("#/const", "#/enum/0"),
+    *("#/properties/a", "#/anyOf/0", "#/" + "9" * 5000, "[", "object", [], [1], [[1]], [None], ["a"]),
     *([{}], [{"a": 5}], {}, {"a": 5}, {"a": {}}, {"a": [1]}, {"": None}, {"properties": 5}, {"minLength": "x"}),
-    *({"oneOf": 5}, {"enum": 5}, {"$ref": 5}, {"$ref": "#"}, {"$ref": "#/default"}, {"const": {"$ref": []}}, {"required": [[1]]}),
+    *({"oneOf": 5}, {"enum": 5}, {"$ref": 5}, {"$ref": "#"}, {"$ref": "#/default"}, {"const": {"$ref": []}}),
+    {"required": [[1]]},
     {"type": "object", "properties": {"a": {"enum": [[1], {}]}}, "required": ["a", []]},
     [{"type": "object", "properties": {"a": {"enum": 5}}, "required": ["a"]}] * 2,
     [{"type": "object", "properties": {"a": {"const": "x"}}, "required": ["a", {}]}] * 2,

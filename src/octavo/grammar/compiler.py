@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from octavo import limits
 from octavo.errors import InvalidParameterError
@@ -27,6 +27,18 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("octavo")
 
 
+@dataclass(slots=True)
+class Use:
+    """What outputs have done with a compiled grammar: the states they made are shared by all copies, and stay."""
+
+    tokens: int = 0
+    failed: bool = False  # a copy came upon a limit: each later one might
+
+    @property
+    def worn(self) -> bool:
+        return self.failed or self.tokens >= limits.MAX_CACHED_GRAMMAR_TOKENS
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """What a request's constraints start from. matcher: copied for each output. marker: where they begin."""
@@ -34,6 +46,10 @@ class Grammar:
     matcher: LLMatcher
     vocabulary: Vocabulary
     marker: Marker | None
+    use: Use
+
+
+_Compiled: TypeAlias = "tuple[LLMatcher, Use]"
 
 
 class GrammarCompiler:
@@ -44,7 +60,7 @@ class GrammarCompiler:
         self._vocabulary: Vocabulary | None = None
         self._making = threading.Lock()
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, ...], LLMatcher | InvalidParameterError] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, ...], _Compiled | InvalidParameterError] = OrderedDict()
         self._kept_chars = 0
         self._markers: OrderedDict[str, Marker] = OrderedDict()
         self._compiled = self._hits = 0
@@ -69,6 +85,9 @@ class GrammarCompiler:
         key = (kind, spaces, *(value if isinstance(value, list) else [str(value)]))
         with self._lock:
             found = self._kept.get(key)
+            if isinstance(found, tuple) and found[1].worn:
+                self._drop(key)
+                found = None
             if found is not None:
                 self._kept.move_to_end(key)
                 self._hits += 1
@@ -78,9 +97,10 @@ class GrammarCompiler:
         if isinstance(found, InvalidParameterError):
             raise InvalidParameterError(found.field, found.value, found.allowed)
         marker = None if structured.start_after is None else self._marker(structured.start_after)
-        return Grammar(found, self.vocabulary, marker)
+        matcher, use = found
+        return Grammar(matcher, self.vocabulary, marker, use)
 
-    def _compile(self, kind: str, value: Any, tight: bool) -> LLMatcher | InvalidParameterError:
+    def _compile(self, kind: str, value: Any, tight: bool) -> _Compiled | InvalidParameterError:
         from llguidance import LLMatcher
 
         vocabulary = self.vocabulary
@@ -89,7 +109,7 @@ class GrammarCompiler:
             text = _source(kind, value, tight)
             matcher = LLMatcher(vocabulary.tokens, text, log_level=0, limits=_parser_limits())
             _check(kind, value, matcher)
-            found: LLMatcher | InvalidParameterError = matcher
+            found: _Compiled | InvalidParameterError = matcher, Use()
         except InvalidParameterError as error:
             found = error
         except Exception:  # whatever it is, it is this request's: others go on
@@ -100,15 +120,18 @@ class GrammarCompiler:
             self._seconds += time.perf_counter() - begin
         return found
 
-    def _keep(self, key: tuple[str, ...], found: LLMatcher | InvalidParameterError) -> None:
+    def _keep(self, key: tuple[str, ...], found: _Compiled | InvalidParameterError) -> None:
         with self._lock:
             if key in self._kept:
                 return
             self._kept[key] = found
             self._kept_chars += sum(map(len, key))
             while len(self._kept) > limits.MAX_CACHED_GRAMMARS or self._kept_chars > limits.MAX_CACHED_GRAMMAR_CHARS:
-                oldest, _ = self._kept.popitem(last=False)
-                self._kept_chars -= sum(map(len, oldest))
+                self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: tuple[str, ...]) -> None:
+        del self._kept[key]
+        self._kept_chars -= sum(map(len, key))
 
     def _marker(self, text: str) -> Marker:
         with self._lock:
