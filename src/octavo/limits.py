@@ -106,6 +106,7 @@ MAX_FORKS = 1024  # children of one fork
 MAX_BACKEND_ANSWER_BYTES = 64 << 20  # of a server a program calls
 BACKEND_TRIES = 4  # of a request that is answered "overloaded"
 MAX_BACKEND_PAUSE_SECONDS = 30  # between two of them
+BACKEND_ENCODERS = 8  # texts of one select that a server is asked to tokenise at the same time
 
 # Tools
 MAX_TOOLS = 128
@@ -129,7 +130,8 @@ MAX_GRAMMAR_STEP_FUEL = 200_000  # (of one token's mask, about 14,000 a millisec
 MAX_GRAMMAR_STEP_ITEMS = 50_000  # (parser items of one token's mask, about 20,000 a millisecond)
 MAX_GRAMMAR_ROW_ITEMS = 2000  # (parser items at one position)
 MAX_GRAMMAR_LEXER_STATES = 50_000  # (of one grammar, 1 to 2 kB each)
-MAX_CACHED_GRAMMARS = 256
+MAX_CACHED_GRAMMARS = 16  # each keeps the states that its outputs made: 1.6 GB if all are at their limit
+MAX_CACHED_GRAMMAR_TOKENS = 16_384  # of outputs, before a grammar is compiled afresh, without the states of others
 MAX_CACHED_MARKERS = 16
 MAX_CACHED_GRAMMAR_CHARS = 4 << 20  # of their texts
 GRAMMAR_THREADS = 2  # that compile for a served engine

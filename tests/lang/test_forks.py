@@ -98,6 +98,32 @@ def test_a_fork_of_a_fork_and_a_copy() -> None:
     assert state["copied"] == ["ac"]
 
 
+def test_a_fork_is_added_to_by_its_place_and_cannot_become_another() -> None:
+    @function
+    def places(s: ProgramState) -> None:
+        s += "x"
+        forks = s.fork(2)
+        forks[0] += gen("a", max_tokens=2, ignore_eos=True)
+        forks[-1] += "y"
+        forks[1]["b"] = 7
+        forks.join()
+        s["c"] = [state.text() for state in forks]
+
+    state = places.run()
+    assert state["a"][1] is None
+    assert state["b"] == [None, 7]
+    assert state["c"] == ["x" + state["a"][0], "xy"]
+
+    @function
+    def swapped(s: ProgramState) -> None:
+        forks = s.fork(2)
+        forks[0] = forks[1]
+
+    with pytest.raises(ProgramError, match="the same fork") as error:
+        swapped.run()
+    assert isinstance(error.value.error, InvalidParameterError)
+
+
 def test_more_forks_than_threads_all_come_to_an_end() -> None:
     @function
     def many(s: ProgramState) -> None:

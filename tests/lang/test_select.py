@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from octavo import LLM, CapacityError, InvalidParameterError, ProgramState, SamplingParams, function, gen, select
+from octavo.lang import greedy_token_selection, token_length_normalized, unconditional_likelihood_normalized
 from octavo.lang.backends.tokens import choices_ids, prompt_ids
 from octavo.lang.choices import Scored, pick
 from octavo.lang.prompt import Output, Prompt
 
 CHOICES = ["yes", "no", "perhaps", "ye"]
-METHODS = ["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
+METHODS = [token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized]
 
 
 def prompt_logprobs(llm: LLM, ids: list[int], start: int) -> list[float]:
@@ -84,10 +85,17 @@ def test_select_takes_the_best_by_its_method(llm: LLM, method: str) -> None:
     assert meta["normalized_prompt_logprobs"] == [each.mean for each in scored]
 
 
+def test_a_method_is_given_by_its_text_or_by_the_name_octavo_lang_has_for_it() -> None:
+    assert METHODS == ["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
+    assert [select("a", CHOICES, choices_method=method).method for method in METHODS] == METHODS  # type: ignore[attr-defined]
+    with pytest.raises(InvalidParameterError, match="one of token_length_normalized, greedy"):
+        select("a", CHOICES, choices_method="normalized")
+
+
 def test_gen_with_choices_is_a_select() -> None:
     @function
     def ask(s: ProgramState, how: Callable[..., Any]) -> None:
-        s += "Is it? " + how("answer", choices=CHOICES, choices_method="greedy_token_selection")
+        s += "Is it? " + how("answer", choices=CHOICES, choices_method=greedy_token_selection)
 
     assert ask.run(how=gen)["answer"] == ask.run(how=select)["answer"]
 

@@ -88,6 +88,16 @@ def test_a_stream_from_an_octavo_server_gives_the_same(server: FullServer) -> No
     assert state.text() == talk.run("hi", seed=1).text()
 
 
+def test_a_stream_with_logprobs_of_the_prompt_comes_at_once(server: FullServer) -> None:
+    @function
+    def scored(s: ProgramState) -> None:
+        s += "hello" + gen("a", max_tokens=6, ignore_eos=True, prompt_logprobs=1)
+
+    state = scored.run(seed=1, stream=True, backend=OctavoServer(url(server), api_key=KEY))
+    assert list(state.text_iter("a")) == [state["a"]] == [scored.run(seed=1)["a"]]
+    assert len(state.get_meta_info("a")["prompt_logprobs"]) == 5
+
+
 def test_a_batch_on_an_octavo_server_shares_the_prefix(server: FullServer) -> None:
     backend = OctavoServer(url(server), api_key=KEY, model=MODEL)
 
@@ -231,6 +241,27 @@ def test_a_schema_goes_out_as_response_format(endpoint: tuple[type[Handler], Ope
     assert handler.bodies[0]["response_format"] == {"type": "json_schema", "json_schema": wanted}
 
 
+def test_an_endpoint_gets_the_length_under_its_own_name_and_a_short_seed_or_none(
+    endpoint: tuple[type[Handler], OpenAIEndpoint],
+) -> None:
+    handler, plain = endpoint
+    other = OpenAIEndpoint(plain._http.url, "m", max_tokens_field="max_completion_tokens", sends_seed=False)
+
+    @function
+    def short(s: ProgramState) -> None:
+        s += user("hi") + assistant(gen("a", max_tokens=7)) + user("more") + assistant(gen("b", seed=(5 << 31) + 9))
+
+    for backend in (plain, plain, other):
+        handler.answers += [(200, {}, answer("x")), (200, {}, answer("y"))]
+        short.run(backend=backend, seed=1)
+    first, second, *again, third, _ = handler.bodies
+    assert [first, second] == again
+    assert 0 <= first["seed"] < 1 << 31
+    assert second["seed"] == 9
+    assert (first["max_tokens"], "max_completion_tokens" in first) == (7, False)
+    assert third == {**{k: v for k, v in first.items() if k not in ("seed", "max_tokens")}, "max_completion_tokens": 7}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -272,6 +303,42 @@ def test_an_answer_of_another_server_is_told(endpoint: tuple[type[Handler], Open
     other = OctavoServer(backend._http.url.removesuffix("/v1"))
     with pytest.raises(ProgramError, match="another shape than an Octavo server's"):
         chat.run(backend=other)
+
+
+def test_the_choices_of_a_select_are_tokenised_side_by_side() -> None:
+    together = threading.Barrier(3, timeout=10)
+    choices = ["yes", "no", "maybe"]
+
+    class Server(Handler):
+        """Bytes as tokens. The texts that end with a choice wait for each other."""
+
+        def do_POST(self) -> None:
+            given = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if self.path == "/v1/score":
+                scores = [{"logprobs": [-float(len(ids))] * len(ids)} for ids in given["continuations"]]
+                body: dict[str, Any] = {"scores": scores}
+            else:
+                body = {"tokens": list(given["prompt"].encode()), "token_strs": list(given["prompt"])}
+                if given["prompt"].endswith(tuple(choices)):
+                    together.wait()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+    @function
+    def ask(s: ProgramState) -> None:
+        s += "is: " + select("a", choices)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            state = ask.run(backend=OctavoServer(f"http://127.0.0.1:{server.server_address[1]}"))
+        finally:
+            server.shutdown()
+            thread.join()
+    assert state["a"] == "no"
+    assert [bytes(each["token_ids"]).decode() for each in state.get_meta_info("a")["scores"]] == choices
 
 
 def test_cancelling_hangs_up_on_a_server(server: FullServer) -> None:

@@ -103,6 +103,25 @@ def test_an_async_reader_gets_meta_data_on_request() -> None:
     assert text in (" yes", " no")
 
 
+def test_a_reader_whose_loop_is_gone_does_not_stop_the_program() -> None:
+    go = threading.Event()
+
+    @function
+    def slow(s: ProgramState) -> None:
+        s += "x"
+        assert go.wait(10)
+        s += "y" + gen("a", max_tokens=2, ignore_eos=True)
+
+    state = slow.run(stream=True)
+    pieces = state.text_async_iter()
+    loop = asyncio.new_event_loop()
+    assert loop.run_until_complete(pieces.__anext__()) == "x"
+    loop.close()
+    go.set()
+    assert state.text() == "xy" + state["a"]
+    assert "".join(state.text_iter()) == state.text()
+
+
 def test_run_async_gives_what_run_gives_and_raises_what_it_raises() -> None:
     @function
     def broken(s: ProgramState) -> None:

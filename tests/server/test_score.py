@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from math import fsum
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import httpx
 import pytest
 
 from octavo import limits
+from octavo.engine.score import continuation_logprobs
+from octavo.server import score_routes
+from octavo.server.errors import json_bytes
 from tests.support.live_server import LiveServer, serve
 from tests.support.llms import open_llm
 from tests.support.tiny_llm import write_tiny_llm
@@ -71,6 +75,31 @@ def test_scores_are_those_of_the_engine(live: LiveServer, folder: Path) -> None:
 def test_what_is_wrong_is_named(live: LiveServer, changed: dict[str, Any], param: str) -> None:
     answer = ask(live, **{"prompt": "x", "continuations": ["a", "b"], **changed})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_an_answer_is_built_and_written_beside_the_event_loop(
+    live: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_loop: list[bool] = []
+
+    def loop_runs_here() -> None:
+        try:
+            asyncio.get_running_loop()
+            on_loop.append(True)
+        except RuntimeError:
+            on_loop.append(False)
+
+    def watched(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            loop_runs_here()
+            return real(*given)
+
+        return call
+
+    monkeypatch.setattr(score_routes, "continuation_logprobs", watched(continuation_logprobs))
+    monkeypatch.setattr(score_routes, "json_bytes", watched(json_bytes))
+    assert ask(live, prompt="x", continuations=["a", "b"]).status_code == 200
+    assert on_loop == [False, False, False]
 
 
 def test_what_does_not_fit_is_refused(live: LiveServer) -> None:

@@ -6,6 +6,7 @@ The cases are in the manner of the JSON-Schema-Test-Suite, draft 2020-12; the su
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from jsonschema import Draft202012Validator
 
 from octavo.errors import InvalidParameterError, RequestFailedError
 from octavo.grammar import Constraint, GrammarCompiler
-from octavo.grammar.json_schema import FORMATS
+from octavo.grammar.json_schema import _ANNOTATIONS, _LISTED, _NAMED, _ONE, _VALUES, FORMATS, checked_schema
 from octavo.grammar.vocabulary import Vocabulary
 from octavo.structured import StructuredOutputs
 from octavo.tokenizer import Tokenizer
@@ -299,3 +300,70 @@ def test_a_text_is_a_schema_too(compiler: GrammarCompiler, tokenizer: Tokenizer,
     assert takes(compiler, tokenizer, "3", json='{"type": "integer"}')
     assert takes(compiler, tokenizer, '{"a": 1}', json_object=True)
     assert not takes(compiler, tokenizer, "[1]", json_object=True)
+
+
+GARBAGE: list[Any] = [
+    *(None, True, False, 0, 1, 2, -1, 1.5, 1e300, 10**400, "", "x", "#", "#/", "#/default", "#/examples/0", "#/²"),
+    *("#/const", "#/enum/0"),
+    *("#/properties/a", "#/anyOf/0", "#/" + "9" * 5000, "[", "object", [], [1], [[1]], [None], ["a"]),
+    *([{}], [{"a": 5}], {}, {"a": 5}, {"a": {}}, {"a": [1]}, {"": None}, {"properties": 5}, {"minLength": "x"}),
+    *({"oneOf": 5}, {"enum": 5}, {"$ref": 5}, {"$ref": "#"}, {"$ref": "#/default"}, {"const": {"$ref": []}}),
+    {"required": [[1]]},
+    {"type": "object", "properties": {"a": {"enum": [[1], {}]}}, "required": ["a", []]},
+    [{"type": "object", "properties": {"a": {"enum": 5}}, "required": ["a"]}] * 2,
+    [{"type": "object", "properties": {"a": {"const": "x"}}, "required": ["a", {}]}] * 2,
+    [{"$ref": "#/default"}, {"$ref": "#/examples/0"}],
+]  # fmt: skip
+KEYWORDS = sorted({*_VALUES, *_ANNOTATIONS, *_ONE, *_LISTED, *_NAMED, "x-guidance", "not"})
+
+
+def test_garbage_at_any_keyword_is_refused_or_taken_and_nothing_else() -> None:
+    rng = random.Random(7)
+    schemas = [{keyword: value} for keyword in KEYWORDS for value in GARBAGE]
+    schemas += [{one: rng.choice(GARBAGE), **schema} for schema in schemas for one in rng.sample(KEYWORDS, 5)]
+    for _ in range(3000):
+        schema = {keyword: rng.choice(GARBAGE) for keyword in rng.sample(KEYWORDS, rng.randint(1, 6))}
+        schemas += [schema, {"properties": {"a": schema}, "default": rng.choice(GARBAGE), "$ref": "#/default"}]
+    taken = 0
+    for schema in schemas:
+        try:
+            checked_schema(json.dumps(schema))
+            taken += 1
+        except InvalidParameterError:
+            pass
+        except ValueError as error:  # json's, of a number with too many digits
+            raise AssertionError(schema) from error
+    assert len(schemas) // 20 < taken < len(schemas)
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"minProperties": 1, "properties": 5}, "$.properties"),
+        ({"minProperties": 1, "required": [[1]]}, "$.required"),
+        ({"$ref": "#/default", "default": {"properties": 5}}, "$.default.properties"),
+        ({"$ref": "#/examples/0", "examples": [{"minLength": "x"}]}, "$.examples[0].minLength"),
+        ({"$ref": "#/default", "default": {"not": {}, "type": "string"}}, "$.default.not"),
+        ({"items": {"$ref": "#/examples/0/a~1b"}, "examples": [{"a/b": {"if": True}}]}, "$.examples[0].a/b.if"),
+        ({"$ref": "#/default", "default": {"$ref": "#/examples/0"}, "examples": [{"not": {}}]}, "$.examples[0].not"),
+        ({"$ref": "#/default", "default": {"items": {"pattern": "(" * 200}}}, "$.default.items.pattern"),
+        ({"$ref": "#/enum/0", "enum": [{"type": "null"}]}, "$.$ref"),
+        ({"$ref": "#/properties/a/const", "properties": {"a": {"const": {}}}}, "$.$ref"),
+    ],
+)
+def test_what_a_reference_names_is_checked_like_any_schema(schema: Any, path: str) -> None:
+    with pytest.raises(InvalidParameterError) as refused:
+        checked_schema(json.dumps(schema))
+    assert refused.value.field == f"structured.json: {path}"
+
+
+def test_what_fails_in_the_compiler_is_the_requests_error(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(_: str) -> Any:
+        raise KeyError("unforeseen")
+
+    monkeypatch.setattr("octavo.grammar.compiler.checked_schema", fails)
+    with pytest.raises(InvalidParameterError, match=r"structured\.json"):
+        compiler.compile(StructuredOutputs(json={"title": "unforeseen"}))
+    assert "unforeseen" in caplog.text

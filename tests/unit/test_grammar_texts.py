@@ -119,6 +119,7 @@ GRAMMARS: list[tuple[str, list[str], list[str]]] = [
     ),
     ('root ::= "a" . "b"', ["axb", "a\nb"], ["ab"]),
     ('root ::= a\na ::= "x" a "y" | "-"', ["-", "xx-yy"], ["x-", "xy"]),
+    ('root ::= "a"{ 2 , 3 } "b"{ ,1} "c"{ 2 }', ["aacc", "aaabcc"], ["acc", "aac"]),
     ("root ::= 'single' \"/\" [/]", ["single//"], ["single/"]),
 ]
 
@@ -145,6 +146,9 @@ def test_gbnf_means_what_it_means_to_llama_cpp(
         ('root ::= "a")', "without its"),
         ("root ::= *", "nothing to repeat"),
         ('root ::= "a"{3,1}', "below its least"),
+        ('root ::= "a"{1 2}', "repetition"),
+        ('root ::= "a"{1,2,3}', "repetition"),
+        ('root ::= "a"{,}', "repetition"),
         ('root ::= "\\q"', "escape"),
         ('root ::= "\\u00"', "hexadecimal"),
         ("root ::= [z-a]", "empty"),

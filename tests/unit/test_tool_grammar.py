@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from llguidance import LLMatcher
 
 from octavo.chat.formats import (
     HERMES,
@@ -208,6 +209,32 @@ def test_any_constraint_holds_behind_thoughts(vocabulary: ByteVocabulary) -> Non
         assert begun.start_after == "</think>"
         assert vocabulary.takes(begun.grammar, f"\n\n{right}"), given
         assert not vocabulary.takes(begun.grammar, wrong), given
+
+
+@pytest.mark.parametrize(
+    ("regex", "texts"),
+    [
+        (r"\d{2}/\d{2}", ["12/34", "12\\/34", "1/2"]),
+        (r"\d{2}\/\d{2}", ["12/34", "12\\/34", "12"]),
+        (r"a\\/b", ["a\\/b", "a/b", "a\\b"]),
+        (r"a\\\/b", ["a\\/b", "a/b", "a\\\\/b"]),
+        (r"[/\/]+", ["//", "\\", ""]),
+        ("a\nb", ["a\nb", "ab", "a\\nb"]),
+        ("a\\\nb", ["a\nb", "ab", "a\\nb", "a\\\nb"]),
+        ("a\\\\\nb", ["a\nb", "a\\\nb", "a\\nb"]),
+        ("\r\t\\\t", ["\r\t\t", "\r\t", "rtt"]),
+        (r"a/i", ["a/i", "A", "a"]),
+        ("/*a*/", ["/a", "//", ""]),
+    ],
+)
+def test_a_regex_behind_thoughts_takes_the_texts_it_takes_alone(regex: str, texts: list[str]) -> None:
+    alone = LLMatcher.grammar_from_regex(regex)
+    behind = behind_thoughts(StructuredOutputs(regex=regex), THINK, thinking=False, control_ids={}).grammar
+    assert behind is not None
+    found = [PLAIN.takes(behind, text) for text in texts]
+    assert found == [PLAIN.takes(alone, text) for text in texts]
+    assert any(found)
+    assert not all(found)
 
 
 def test_a_grammar_of_ones_own_is_only_moved_behind_thoughts_that_are_open() -> None:

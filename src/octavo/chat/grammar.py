@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,13 +12,15 @@ from octavo import limits
 from octavo.chat.formats import ARGS, CALL_ID, ReasoningFormat, ToolFormat
 from octavo.chat.tools import Tool, Tools
 from octavo.errors import InvalidParameterError
+from octavo.grammar.embedded import SPACES
 from octavo.grammar.expansion import check_regex
 from octavo.grammar.json_schema import checked_schema
 from octavo.structured import StructuredOutputs
 
 _BLANK = r"[ \n]{0,2}"
-_SPACED = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{limits.MAX_JSON_SPACES}}}"}  # where JSON may have some
+_SPACED = {"whitespace_pattern": SPACES}  # where JSON may have some
 _ONE_SPACE = {"whitespace_pattern": r"\x20"}  # models write arguments on one line
+_SPELLED = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\t": r"\t"}  # in a regular expression between slashes
 _CLOSED = ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref")
 
 
@@ -82,13 +85,17 @@ def _answer(structured: StructuredOutputs) -> list[str]:
     """The rule `answer` for any constraint but a grammar."""
     if structured.regex is not None:
         check_regex("structured.regex", structured.regex)
-        regex = structured.regex.replace("/", "\\/").replace("\n", "\\n")
-        return ["answer: ANSWER", f"ANSWER: /{regex}/"]
+        return ["answer: ANSWER", f"ANSWER: /{_between_slashes(structured.regex)}/"]
     if structured.choice is not None:
         return [f"answer: {' | '.join(map(json.dumps, structured.choice))}"]
     schema = checked_schema(structured.json if isinstance(structured.json, str) else '{"type": "object"}')
     spaces: dict[str, Any] = {"whitespace_flexible": False} if structured.disable_any_whitespace else _SPACED
     return [f"answer: %json {json.dumps({**_without_words(schema), 'x-guidance': spaces})}"]
+
+
+def _between_slashes(regex: str) -> str:
+    """The same expression as Lark writes one; what is escaped already is not escaped twice."""
+    return re.sub(r"\\?(.)", lambda found: _SPELLED.get(found[1], found[0]), regex, flags=re.DOTALL)
 
 
 def _behind(

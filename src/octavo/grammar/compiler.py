@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from octavo import limits
 from octavo.errors import InvalidParameterError
-from octavo.grammar.embedded import without_schemas
+from octavo.grammar.embedded import SPACES, bounded_schemas
 from octavo.grammar.expansion import check_lark, check_regex
 from octavo.grammar.gbnf import is_gbnf, lark_from_gbnf
 from octavo.grammar.json_schema import checked_schema
@@ -23,7 +24,19 @@ from octavo.structured import KINDS, StructuredOutputs
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_SPACES = rf"[\x20\x0A\x0D\x09]{{1,{limits.MAX_JSON_SPACES}}}"
+_LOG = logging.getLogger("octavo")
+
+
+@dataclass(slots=True)
+class Use:
+    """What outputs have done with a compiled grammar: the states they made are shared by all copies, and stay."""
+
+    tokens: int = 0
+    failed: bool = False  # a copy came upon a limit: each later one might
+
+    @property
+    def worn(self) -> bool:
+        return self.failed or self.tokens >= limits.MAX_CACHED_GRAMMAR_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +46,10 @@ class Grammar:
     matcher: LLMatcher
     vocabulary: Vocabulary
     marker: Marker | None
+    use: Use
+
+
+_Compiled: TypeAlias = "tuple[LLMatcher, Use]"
 
 
 class GrammarCompiler:
@@ -43,7 +60,7 @@ class GrammarCompiler:
         self._vocabulary: Vocabulary | None = None
         self._making = threading.Lock()
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, ...], LLMatcher | InvalidParameterError] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, ...], _Compiled | InvalidParameterError] = OrderedDict()
         self._kept_chars = 0
         self._markers: OrderedDict[str, Marker] = OrderedDict()
         self._compiled = self._hits = 0
@@ -68,6 +85,9 @@ class GrammarCompiler:
         key = (kind, spaces, *(value if isinstance(value, list) else [str(value)]))
         with self._lock:
             found = self._kept.get(key)
+            if isinstance(found, tuple) and found[1].worn:
+                self._drop(key)
+                found = None
             if found is not None:
                 self._kept.move_to_end(key)
                 self._hits += 1
@@ -77,9 +97,10 @@ class GrammarCompiler:
         if isinstance(found, InvalidParameterError):
             raise InvalidParameterError(found.field, found.value, found.allowed)
         marker = None if structured.start_after is None else self._marker(structured.start_after)
-        return Grammar(found, self.vocabulary, marker)
+        matcher, use = found
+        return Grammar(matcher, self.vocabulary, marker, use)
 
-    def _compile(self, kind: str, value: Any, tight: bool) -> LLMatcher | InvalidParameterError:
+    def _compile(self, kind: str, value: Any, tight: bool) -> _Compiled | InvalidParameterError:
         from llguidance import LLMatcher
 
         vocabulary = self.vocabulary
@@ -88,23 +109,29 @@ class GrammarCompiler:
             text = _source(kind, value, tight)
             matcher = LLMatcher(vocabulary.tokens, text, log_level=0, limits=_parser_limits())
             _check(kind, value, matcher)
-            found: LLMatcher | InvalidParameterError = matcher
+            found: _Compiled | InvalidParameterError = matcher, Use()
         except InvalidParameterError as error:
             found = error
+        except Exception:  # whatever it is, it is this request's: others go on
+            _LOG.exception("a check or the compiler failed on a structured output (%s)", kind)
+            found = InvalidParameterError(f"structured.{kind}", value, "what can be checked and compiled")
         with self._lock:
             self._compiled += 1
             self._seconds += time.perf_counter() - begin
         return found
 
-    def _keep(self, key: tuple[str, ...], found: LLMatcher | InvalidParameterError) -> None:
+    def _keep(self, key: tuple[str, ...], found: _Compiled | InvalidParameterError) -> None:
         with self._lock:
             if key in self._kept:
                 return
             self._kept[key] = found
             self._kept_chars += sum(map(len, key))
             while len(self._kept) > limits.MAX_CACHED_GRAMMARS or self._kept_chars > limits.MAX_CACHED_GRAMMAR_CHARS:
-                oldest, _ = self._kept.popitem(last=False)
-                self._kept_chars -= sum(map(len, oldest))
+                self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: tuple[str, ...]) -> None:
+        del self._kept[key]
+        self._kept_chars -= sum(map(len, key))
 
     def _marker(self, text: str) -> Marker:
         with self._lock:
@@ -135,7 +162,7 @@ def _source(kind: str, value: Any, tight: bool) -> str:
         schema = checked_schema(value) if kind == "json" else {"type": "object"}
         options: dict[str, Any] = {"whitespace_flexible": not tight}
         if not tight:
-            options["whitespace_pattern"] = _SPACES
+            options["whitespace_pattern"] = SPACES
         return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)  # type: ignore[arg-type]
     if kind == "regex":
         check_regex("structured.regex", value)
@@ -145,8 +172,9 @@ def _source(kind: str, value: Any, tight: bool) -> str:
             "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
         )
     lark = lark_from_gbnf(value) if is_gbnf(value) else value
-    check_lark("structured.grammar", without_schemas("structured.grammar", lark))
-    return LLMatcher.grammar_from_lark(lark)
+    without, bounded = bounded_schemas("structured.grammar", lark)
+    check_lark("structured.grammar", without)
+    return LLMatcher.grammar_from_lark(bounded)
 
 
 def _check(kind: str, value: Any, matcher: LLMatcher) -> None:

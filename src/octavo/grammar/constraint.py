@@ -20,11 +20,12 @@ class Constraint:
     `done`: the text is complete, and nothing can follow it.
     """
 
-    __slots__ = ("_eos_ids", "_forced", "_marker", "_matched", "begun", "done", "matcher", "vocabulary")
+    __slots__ = ("_eos_ids", "_forced", "_marker", "_matched", "_use", "begun", "done", "matcher", "vocabulary")
 
     def __init__(self, grammar: Grammar) -> None:
         self.matcher = grammar.matcher.deep_copy()
         self.vocabulary = grammar.vocabulary
+        self._use = grammar.use
         self._eos_ids = grammar.vocabulary.eos_ids
         self._forced: deque[int] = deque()
         self._marker = grammar.marker
@@ -49,6 +50,7 @@ class Constraint:
             return  # the end: nothing may follow
         if self._forced and self._forced.popleft() != token_id:
             self._forced.clear()
+        self._use.tokens += 1
         if not self.matcher.consume_token(token_id):
             raise RequestFailedError(f"the grammar does not allow token {token_id} here: {self._problem()}")
         if not self._forced:
@@ -67,6 +69,7 @@ class Constraint:
     def check(self) -> None:
         """Raises RequestFailedError if the matcher came upon a limit."""
         if self.matcher.is_error():
+            self._use.failed = True
             raise RequestFailedError(f"the grammar can't be followed any further: {self._problem()}")
 
     def _problem(self) -> str:

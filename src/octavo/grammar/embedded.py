@@ -4,34 +4,58 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
+from octavo import limits
 from octavo.errors import InvalidParameterError
+from octavo.grammar.expansion import lark_pieces
 from octavo.grammar.json_schema import checked_schema
 
+# Where JSON may have white space.
+SPACES = rf"[\x20\x0A\x0D\x09]{{1,{limits.MAX_JSON_SPACES}}}"
 _BEGINS = re.compile(r"%json\s*(?=\{)")
 _OPTIONS = "x-guidance"  # llguidance's own, which no schema has
+_PATTERNS = (SPACES, r"\x20")
 
 
-def without_schemas(field: str, lark: str) -> str:
-    """The grammar with nothing where its schemas were: what they force has bounds of its own.
+def bounded_schemas(field: str, lark: str) -> tuple[str, str]:
+    """The grammar with nothing where its schemas were, as what they force has bounds of its own; and as it compiles.
 
-    Raises InvalidParameterError with the path of what cannot be enforced. What is no JSON is left to the compiler.
+    The latter has the schemas as checked_schema gives them, and white space in their values is bounded. Raises
+    InvalidParameterError with the path of what cannot be enforced.
     """
-    pieces, at = [], 0
-    decoder = json.JSONDecoder()
-    for found in _BEGINS.finditer(lark):
-        if found.start() < at:
-            continue
+    without, bounded = [], []
+    at = begin = 0
+    while True:
+        begin = next((found.start() for found in lark_pieces(field, lark, begin) if found[0] == "%json"), len(lark))
+        without.append(lark[at:begin])
+        bounded.append(lark[at:begin])
+        if begin == len(lark):
+            return "".join(without), "".join(bounded)
+        found = _BEGINS.match(lark, begin)
         try:
-            schema, end = decoder.raw_decode(lark, found.end())
+            schema, at = json.JSONDecoder().raw_decode(lark, found.end() if found else begin)
         except (ValueError, RecursionError):
-            continue
-        schema.pop(_OPTIONS, None)
+            raise InvalidParameterError(field, lark[begin : begin + 50], "%json before a schema") from None
+        options = _options(field, schema.pop(_OPTIONS, {}))
         try:
-            checked_schema(json.dumps(schema))
+            checked = checked_schema(json.dumps(schema))
         except InvalidParameterError as error:
             place = error.field.removeprefix("structured.json")
             raise InvalidParameterError(field + place, error.value, error.allowed) from None
-        pieces.append(lark[at : found.start()])
-        at = end
-    return "".join([*pieces, lark[at:]])
+        bounded.append(f"%json {json.dumps({**checked, _OPTIONS: options})}")
+        begin = at
+
+
+def _options(field: str, options: Any) -> dict[str, Any]:
+    """`whitespace_flexible`, or one of the two patterns that this package uses: another might be anything."""
+    flexible = {"{}": True, '{"whitespace_flexible": true}': True, '{"whitespace_flexible": false}': False}
+    found = flexible.get(json.dumps(options))
+    if found is False:
+        return {"whitespace_flexible": False}
+    pattern: Any = SPACES if found else None
+    if isinstance(options, dict) and set(options) == {"whitespace_pattern"}:
+        pattern = options["whitespace_pattern"]
+    if pattern not in _PATTERNS:
+        raise InvalidParameterError(f"{field}: {_OPTIONS}", options, "whitespace_flexible: true or false")
+    return {"whitespace_pattern": pattern}

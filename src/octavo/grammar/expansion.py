@@ -7,25 +7,33 @@ would hold a step for seconds, and no fuel limit covers it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from octavo import limits
 from octavo.errors import InvalidParameterError
 
-# An escape, a class, an opening (with its flags or name), a closing, a repetition, or any other character.
+# No two alternatives begin the same piece, and what lacks its end is one piece, up to the end of the text: no character
+# is looked at more than a few times. A group has matched where the end is missing. A piece: an escape, a class, an
+# opening (with its flags or name), a closing, a repetition, or any other character.
 _REGEX = re.compile(
-    r"\\(?:[xuU]\{[^}]*\}|[pP]\{[^}]*\}|.)|\[\^?\]?(?:\\.|\[:\w+:\]|[^\]\\])*\]"
-    r"|\((?:\?(?:P?<[^>]*>|[a-zA-Z-]*[:)]))?|\)|\{\d*,?\d*\}|[*+?]|.",
+    r"\\[xuUpP]\{[^}]*(?:\}|(\Z))|\\.|\[\^?\]?(?:\\.|\[:\w+:\]|[^\]\\])*(?:\]|(\\?\Z))"
+    r"|\(\?P?<[^>]*(?:>|(\Z))|\((?:\?[a-zA-Z-]*[:)])?|\)|\{[\s\d,]*\}|[*+?]|.",
     re.DOTALL,
 )
+# As the compiler cuts a grammar up: names of rules are in lower case, those of terminals in upper case.
 _LARK = re.compile(
-    r'//[^\n]*|#[^\n]*|"(?:\\.|[^"\\\n])*"i?|/(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n])+/[a-z]*'
-    r"|\n+[ \t]*\|?|~\s*\d+(?:\s*\.\.\s*\d+)?|\{\s*\d*\s*,?\s*\d*\s*\}|[A-Za-z_][\w]*|%\w+|\S",
+    r'//[^\n]*|#[^\n]*|"(?:\\.|[^"\\\n])*(?:"i?|(\\?(?=\n)|\\?\Z))|/(?:\\.|[^/\\])+(?:/[a-z]*|(\\?\Z))|<[^<>\s]+>'
+    r"|(?:\r?\n)+[ \t]*|~[ \t]*\+?\d+(?:[ \t]*\.\.[ \t]*\+?\d+)?|\{[\s\d,+-]*\}"
+    r"|!?[_?]?[a-z][_a-z0-9-]*|_?[A-Z][_A-Z0-9-]*|%\w+|\S",
     re.DOTALL,
 )
+_NAME = re.compile(r"!?[_?]?[a-z][_a-z0-9-]*|_?[A-Z][_A-Z0-9-]*")
 
 
 def check_regex(field: str, regex: str) -> None:
-    """Raises InvalidParameterError for one that is too long written out, or too deeply nested."""
+    """Raises InvalidParameterError for one that is too long (also written out), too deeply nested, or unfinished."""
+    if len(regex) > limits.MAX_REGEX_CHARS:
+        raise InvalidParameterError(field, regex, f"at most {limits.MAX_REGEX_CHARS} characters")
     _bound(field, regex, regex_expansion(field, regex))
 
 
@@ -38,7 +46,12 @@ def _bound(field: str, text: str, size: int) -> None:
 def regex_expansion(field: str, regex: str) -> int:
     """Characters of a regular expression with the least number of each repetition (at least one) written out."""
     totals, last = [0], [0]
-    for part in _REGEX.findall(regex):
+    for found in _REGEX.finditer(regex):
+        part = found[0]
+        if found.lastindex is not None:
+            raise InvalidParameterError(field, regex, f"a regular expression in which {part[:20]} has an end")
+        if part.startswith("(?") and "<" not in part and "x" in part:  # would change what the pieces are
+            raise InvalidParameterError(field, regex, "a regular expression without the flag x")
         if part[0] == "(" and not (part.startswith("(?") and part.endswith(")")):
             totals.append(0)
             last.append(0)
@@ -72,12 +85,12 @@ def _check_depth(field: str, text: str, depth: int) -> None:
 
 def check_lark(field: str, lark: str) -> None:
     """The same for a grammar, in which rules name rules; what is no grammar is left to the compiler."""
-    tokens = [part for part in _LARK.findall(lark) if not part.startswith(("//", "#"))]
+    tokens = [found[0] for found in lark_pieces(field, lark) if not found[0].startswith(("//", "#"))]
     if tokens.count("&") >= limits.MAX_INTERSECTIONS:
         raise InvalidParameterError(field, lark, f"fewer than {limits.MAX_INTERSECTIONS} times &")
+    if "%lark" in tokens:
+        raise InvalidParameterError(field, "%lark", "a grammar without others in it")
     rules = _lark_rules(field, lark, tokens)
-    if len(rules) > limits.MAX_GRAMMAR_RULES:
-        raise InvalidParameterError(field, f"{len(rules)} rules", f"at most {limits.MAX_GRAMMAR_RULES}")
     sizes: dict[str, int] = {}
     for start in rules:
         stack = [start]
@@ -85,26 +98,53 @@ def check_lark(field: str, lark: str) -> None:
             name = stack[-1]
             size, uses = rules[name]
             sizes.setdefault(name, size)  # stands in where a rule comes back to itself
-            missing = [used for used in uses if used in rules and used not in sizes]
-            if missing:
-                stack.append(missing[0])
+            missing = next((used for used in uses if used in rules and used not in sizes), None)
+            if missing is not None:
+                stack.append(missing)
                 continue
             sizes[name] = size + sum(times * sizes.get(used, 0) for used, times in uses.items())
             _bound(field, lark, sizes[name])
             stack.pop()
 
 
+def lark_pieces(field: str, lark: str, at: int = 0) -> Iterator[re.Match[str]]:
+    """Comments are pieces too. Raises InvalidParameterError where a string or a pattern has no end."""
+    for found in _LARK.finditer(lark, at):
+        if found.lastindex is not None or found[0] in ('"', "/"):
+            raise InvalidParameterError(field, lark, f"a grammar in which {found[0][:20]} has an end")
+        yield found
+
+
 def _lark_rules(field: str, lark: str, tokens: list[str]) -> dict[str, tuple[int, dict[str, int]]]:
-    """Of each rule its own characters, and how often it names others, repetitions written out."""
+    """Of each rule its own characters, and how often it names others, repetitions written out.
+
+    What is ignored counts as a rule.
+    """
     rules: dict[str, tuple[int, dict[str, int]]] = {}
     at = 0
     while at < len(tokens):
-        if at + 1 < len(tokens) and tokens[at + 1] == ":" and tokens[at].isidentifier():
-            name = tokens[at]
-            rules[name], at = _lark_body(field, lark, tokens, at + 2)
-        else:
-            at += 1
+        begin, name = at, tokens[at].lstrip("!?")
+        while at < len(tokens) and tokens[at] not in (":", "%ignore") and not _ends_line(tokens[at]):
+            at += 1  # past attributes
+        at += 1
+        if tokens[at - 1 : at] == ["%ignore"]:
+            name = f"%ignore {at}"
+        elif tokens[at - 1 : at] != [":"] or not _is_name(tokens[begin]):
+            continue
+        if name in rules:
+            raise InvalidParameterError(field, lark, f"a grammar that defines {name} once")
+        rules[name], at = _lark_body(field, lark, tokens, at)
+        if len(rules) > limits.MAX_GRAMMAR_RULES:
+            raise InvalidParameterError(field, f"{len(rules)} rules", f"at most {limits.MAX_GRAMMAR_RULES}")
     return rules
+
+
+def _is_name(part: str) -> bool:
+    return _NAME.fullmatch(part) is not None
+
+
+def _ends_line(part: str) -> bool:
+    return part[0] in "\r\n"
 
 
 def _lark_body(field: str, lark: str, tokens: list[str], at: int) -> tuple[tuple[int, dict[str, int]], int]:
@@ -112,10 +152,11 @@ def _lark_body(field: str, lark: str, tokens: list[str], at: int) -> tuple[tuple
     groups: list[list[tuple[int, dict[str, int]]]] = [[]]
     while at < len(tokens):
         part = tokens[at]
-        if part.startswith("\n") and not part.endswith("|") and len(groups) == 1:
-            break
         at += 1
-        if part in ("(", "["):
+        if _ends_line(part):
+            if tokens[at : at + 1] != ["|"]:
+                break
+        elif part in ("(", "["):
             groups.append([])
             _check_depth(field, lark, len(groups))
         elif part in (")", "]") and len(groups) > 1:
@@ -127,10 +168,13 @@ def _lark_body(field: str, lark: str, tokens: list[str], at: int) -> tuple[tuple
             groups[-1][-1] = size * times, {name: count * times for name, count in uses.items()}
         elif part[0] == '"':
             groups[-1].append((len(part) - 2, {}))
-        elif part[0] == "/" and len(part) > 1:
-            groups[-1].append((regex_expansion(field, part[1 : part.rindex("/")]), {}))
-        elif part.isidentifier():
-            groups[-1].append((0, {part: 1}))
+        elif part[0] == "/":
+            regex, _, flags = part[1:].rpartition("/")
+            if "x" in flags:
+                raise InvalidParameterError(field, part, "a regular expression without the flag x")
+            groups[-1].append((regex_expansion(field, regex), {}))
+        elif _is_name(part):
+            groups[-1].append((0, {part.lstrip("!?"): 1}))
     return _sum([item for group in groups for item in group]), at
 
 

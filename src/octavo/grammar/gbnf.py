@@ -16,7 +16,7 @@ from octavo.errors import InvalidParameterError
 _DEFINES = re.compile(r"^[ \t]*[\w.-]+[ \t]*::=", re.MULTILINE)
 _SPACE = re.compile(r"(?:\s|#[^\n]*|//[^\n]*)*")
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
-_TIMES = re.compile(r"\{\s*(\d{0,9})\s*(,?)\s*(\d{0,9})\s*\}")
+_TIMES = re.compile(r"\{([\s\d,]*)\}")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "b": "\b", "v": "\v", "a": "\a", "0": "\0"}
 _HEX = {"x": 2, "u": 4, "U": 8}
 
@@ -165,10 +165,12 @@ class _Reader:
             self._at += 1
             return sign
         found = _TIMES.match(self._text, self._at)
-        if found is None or not (found[1] or found[3]):
+        ends = [end.strip() for end in found[1].split(",")] if found else []
+        if not any(ends) or len(ends) > 2 or not all(re.fullmatch(r"\d{0,9}", end) for end in ends):
             raise self._fail("a repetition such as {2}, {2,} or {2,5} was expected")
+        assert found is not None
         self._at = found.end()
-        low, high = found[1] or "0", found[3] if found[2] else found[1]
+        low, high = ends[0] or "0", ends[-1]
         if high and int(high) < int(low):
             raise self._fail("a repetition whose most is below its least")
         return f"{{{low},{high}}}"

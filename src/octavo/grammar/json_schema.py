@@ -79,28 +79,34 @@ class _Checker:
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._properties = 0
+        self._named: list[tuple[str, Any, int]] = []  # by $ref: its path, the schema, how deep it may be in others
         self._weights: dict[int, int] = {}  # by identity of the schema, as below
         self._pattern_counts: dict[int, int] = {}
 
     def check(self) -> None:
         pending: list[tuple[str, Any, int]] = [("$", self._root, 0)]
-        while pending:
-            path, schema, depth = pending.pop()
-            if isinstance(schema, bool):
+        seen: set[int] = set()
+        while pending or self._named:
+            # Last what $ref names: it may lie where no schema is looked for.
+            path, schema, depth = pending.pop() if pending else self._named.pop()
+            if isinstance(schema, bool) or id(schema) in seen:
                 continue
+            seen.add(id(schema))
             if not isinstance(schema, dict):
                 raise _refused(path, schema, "a schema: an object, true or false")
             if depth > limits.MAX_SCHEMA_DEPTH:
                 raise _refused(path, "a schema", f"schemas at most {limits.MAX_SCHEMA_DEPTH} deep in one another")
             for keyword, value in schema.items():
-                self._check_keyword(f"{path}.{keyword}", keyword, value, schema)
+                self._check_keyword(f"{path}.{keyword}", keyword, value)
+            for keyword, value in schema.items():  # looks at several of them
+                self._check_value(f"{path}.{keyword}", keyword, value, schema)
             schema.pop("uniqueItems", None)
             if "oneOf" in schema and "anyOf" not in schema and self._exclude_each_other(path, schema["oneOf"]):
                 schema["anyOf"] = schema.pop("oneOf")
             pending.extend((where, inner, depth + 1) for where, inner in _inner(path, schema))
         self._weigh(self._root, ())
 
-    def _check_keyword(self, path: str, keyword: str, value: Any, schema: dict[str, Any]) -> None:
+    def _check_keyword(self, path: str, keyword: str, value: Any) -> None:
         if keyword == "$id" and path != "$.$id":
             raise _refused(path, value, "at the top only: within, it changes what $ref means")
         if keyword in _ANNOTATIONS:
@@ -109,7 +115,6 @@ class _Checker:
             holds, allowed = _VALUES[keyword]
             if not holds(value):
                 raise _refused(path, value, allowed)
-            self._check_value(path, keyword, value, schema)
         elif keyword in _LISTED:
             if not isinstance(value, list) or not value:
                 raise _refused(path, value, "a list of schemas")
@@ -144,7 +149,12 @@ class _Checker:
         elif keyword == "minProperties" and value > 1 and "patternProperties" in schema:
             raise _refused(path, value, "0 or 1 beside patternProperties")
         elif keyword == "$ref":
-            self._follow(path, value)
+            found = self._follow(path, value)
+            parts = _parts(value)
+            if any(part in ("const", "enum") and above not in _NAMED for above, part in zip(["", *parts], parts)):
+                raise _refused(path, value, "a path to a schema, not to a value")
+            where = "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in parts)
+            self._named.append((f"${where}", found, len(parts)))
 
     def _exclude_each_other(self, path: str, alternatives: list[Any]) -> bool:
         """Whether a required property tells them apart, by strings of which each may have its own only."""
@@ -175,11 +185,10 @@ class _Checker:
 
     def _follow(self, path: str, reference: str) -> Any:
         found: Any = self._root
-        for part in reference.split("/")[1:]:
-            part = part.replace("~1", "/").replace("~0", "~")
+        for part in _parts(reference):
             if isinstance(found, dict) and part in found:
                 found = found[part]
-            elif isinstance(found, list) and part.isdigit() and int(part) < len(found):
+            elif isinstance(found, list) and part.isdecimal() and len(part) < 10 and int(part) < len(found):
                 found = found[int(part)]
             else:
                 raise _refused(path, reference, "a path to a schema in this document")
@@ -246,6 +255,11 @@ def _inner(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{path}.{keyword}[{i}]", inner) for i, inner in enumerate(value))
         elif keyword in _NAMED:
             yield from ((f"{path}.{keyword}.{name}", inner) for name, inner in value.items())
+
+
+def _parts(reference: str) -> list[str]:
+    """Of a JSON pointer (RFC 6901)."""
+    return [part.replace("~1", "/").replace("~0", "~") for part in reference.split("/")[1:]]
 
 
 def _refused(path: str, value: Any, allowed: str) -> InvalidParameterError:

@@ -14,6 +14,12 @@ from octavo.lang.typed import DTYPES, constraint
 
 ROLES = ("system", "user", "assistant")
 
+# How a select picks; see lang/choices.py.
+token_length_normalized = "token_length_normalized"
+greedy_token_selection = "greedy_token_selection"
+unconditional_likelihood_normalized = "unconditional_likelihood_normalized"
+_METHODS = (token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expression:
@@ -147,9 +153,6 @@ def gen_string(name: str | None = None, max_tokens: int | None = None, **samplin
     return gen(name, max_tokens, dtype=str, **sampling)
 
 
-_METHODS = ("token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized")
-
-
 def select(
     name: str | None = None,
     choices: Iterable[str] | None = None,
@@ -158,8 +161,8 @@ def select(
 ) -> Expression:
     """Goes on with the choice that the model finds most likely, and keeps it as `state[name]`.
 
-    choices_method: "token_length_normalized", "greedy_token_selection" or "unconditional_likelihood_normalized"; see
-    lang/choices.py. Raises InvalidParameterError.
+    choices_method: token_length_normalized, greedy_token_selection or unconditional_likelihood_normalized, which are
+    texts; see lang/choices.py. Raises InvalidParameterError.
     """
     _check_name(name)
     if choices is None or isinstance(choices, str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import suppress
 from dataclasses import dataclass
 
 
@@ -65,7 +66,8 @@ class Feed:
         changed = asyncio.Event()
 
         def wake() -> None:
-            loop.call_soon_threadsafe(changed.set)
+            with suppress(RuntimeError):  # the loop is closed: nobody reads here any more
+                loop.call_soon_threadsafe(changed.set)
 
         with self._news:
             self._callbacks.append(wake)

@@ -159,6 +159,9 @@ class ProgramState:
             raise KeyError(f"no variable {name!r}; there are: {', '.join(variables) or 'none'}")
         return variables[name]
 
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._submit(set_var(name, value), caller())
+
     def get_var(self, name: str) -> Any:
         return self[name]
 
@@ -312,6 +315,11 @@ class ProgramStateGroup:
 
     def __getitem__(self, index: int) -> ProgramState:
         return self.states[index]
+
+    def __setitem__(self, index: int, state: ProgramState) -> None:
+        """What `forks[i] += …` ends with; a fork cannot be another one."""
+        if state is not self.states[index]:
+            raise InvalidParameterError(f"forks[{index}]", state, "the same fork: `forks[i] += …` is what adds to it")
 
     def __iter__(self) -> Iterator[ProgramState]:
         return iter(self.states)

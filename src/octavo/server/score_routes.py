@@ -7,9 +7,10 @@ import time
 from math import fsum
 from typing import TYPE_CHECKING, Any
 
+from octavo import limits
 from octavo.engine.score import continuation_logprobs, score_params
 from octavo.errors import InvalidParameterError
-from octavo.server.errors import invalid
+from octavo.server.errors import invalid, json_bytes
 from octavo.server.exchange import OPENAI, Endpoint, Exchange
 from octavo.server.generation import Generation, Running, running, with_seeds
 from octavo.server.openai_prepare import check_model, name_ignored
@@ -40,7 +41,8 @@ async def score(state: ServerState, exchange: Exchange, body: bytes) -> None:
             "model": model,
             "system_fingerprint": state.info.fingerprint,
         }
-        await exchange.answer({**head, **_scores(state, run, start)})
+        size = limits.SHORT_BODY_BYTES + 1  # thousands of numbers: not on the loop
+        await exchange.answer_json(await state.in_thread(size, _answer, head, state, run, start))
 
 
 def _prepare(state: ServerState, exchange: Exchange, body: bytes) -> tuple[str, int, Generation]:
@@ -75,6 +77,10 @@ def _prepare(state: ServerState, exchange: Exchange, body: bytes) -> tuple[str, 
     timeouts = (request.queue_timeout, request.first_token_timeout, request.request_timeout)
     generation = Generation("score-" + secrets.token_hex(16), prompts, seeded, timeouts=timeouts, hides_output=True)
     return model, len(before), generation
+
+
+def _answer(head: dict[str, Any], state: ServerState, run: Running, start: int) -> bytes:
+    return json_bytes({**head, **_scores(state, run, start)})
 
 
 def _scores(state: ServerState, run: Running, start: int) -> dict[str, Any]:

@@ -89,8 +89,11 @@ class OctavoServer:
         if params.structured is not None:
             body["structured_outputs"] = structured_fields(params.structured)
         with expecting(_SHAPE):
-            if on_text is None:
-                return _generated(self._post("/v1/completions", body, cancellation))
+            if on_text is None or params.prompt_logprobs is not None:  # a server streams none of those
+                generated = _generated(self._post("/v1/completions", body, cancellation))
+                if on_text is not None:
+                    on_text(generated.completions[0].text)
+                return generated
             body |= {"stream": True, "stream_options": {"include_usage": True}}
             return _generated(_gathered(self._http.stream("/v1/completions", body, cancellation), params.n, on_text))
 
@@ -108,7 +111,9 @@ class OctavoServer:
     def score(
         self, prompt: Prompt, choices: Sequence[str], unconditional: bool, cancellation: Cancellation
     ) -> list[Scored]:
-        shared, joined = choices_ids(prompt, choices, self._ids_of, whole=self._whole)
+        shared, joined = choices_ids(
+            prompt, choices, self._ids_of, whole=self._whole, side_by_side=limits.BACKEND_ENCODERS
+        )
         behind = [ids[shared:] for ids in joined]
         given = self._logprobs(joined[0][:shared], behind, cancellation)
         alone: list[list[float] | None] = [None] * len(behind)

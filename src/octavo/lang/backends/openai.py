@@ -21,10 +21,14 @@ _KNOWN = frozenset(
     {"n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "max_tokens"}
     | {"logit_bias", "logprobs"}
 )
+_SEED_MASK = (1 << 31) - 1
 
 
 class OpenAIEndpoint:
     """base_url: such as https://api.openai.com/v1. chat: by /chat/completions; else by /completions.
+
+    max_tokens_field: what the endpoint calls it, such as max_completion_tokens. sends_seed: false for one that refuses
+    seeds; the others get the lowest 31 bits of it, as many take no more.
 
     A chat endpoint keeps its template to itself: a gen must be the first thing of an assistant turn, and state.text()
     shows turns as plain lines. Refused with UnsupportedByBackendError: select, constraints other than JSON (and those
@@ -39,10 +43,14 @@ class OpenAIEndpoint:
         api_key: str | None = None,
         chat: bool = True,
         timeout: float = 600.0,
+        max_tokens_field: str = "max_tokens",
+        sends_seed: bool = True,
     ) -> None:
         self._http = HttpClient(base_url, api_key, timeout)
         self._model = model
         self._chat = chat
+        self._max_tokens_field = max_tokens_field
+        self._sends_seed = sends_seed
         self.turns = plain_turns()
 
     def generate(
@@ -61,13 +69,17 @@ class OpenAIEndpoint:
             return _generated(_gathered(events, params.n, on_text))
 
     def _body(self, prompt: Prompt, params: SamplingParams) -> dict[str, Any]:
-        given = {**differing(params), "max_tokens": params.max_tokens}
+        given = differing(params)
         unknown = sorted(set(given) - _KNOWN)
         if unknown:
             raise UnsupportedByBackendError(
                 f"an OpenAI endpoint has no {', '.join(unknown)}; an LLM or an Octavo server has"
             )
-        body: dict[str, Any] = {"model": self._model, **given}
+        given.pop("max_tokens", None)
+        seed = given.pop("seed", None)
+        body: dict[str, Any] = {"model": self._model, **given, self._max_tokens_field: params.max_tokens}
+        if seed is not None and self._sends_seed:
+            body["seed"] = seed & _SEED_MASK
         if self._chat:
             if prompt.open_role != "assistant" or prompt.open_content:
                 raise UnsupportedByBackendError(

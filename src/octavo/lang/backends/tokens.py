@@ -7,6 +7,7 @@ begins with all tokens of the call before, and the prefix cache has them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from octavo.errors import InvalidParameterError
 from octavo.lang.prompt import Output, Part, Prompt
@@ -51,17 +52,26 @@ def kept_ids(
     return count, data[whole:].decode()
 
 
-def choices_ids(prompt: Prompt, choices: Sequence[str], encode: Encode, *, whole: bool) -> tuple[int, list[list[int]]]:
+def choices_ids(
+    prompt: Prompt, choices: Sequence[str], encode: Encode, *, whole: bool, side_by_side: int = 1
+) -> tuple[int, list[list[int]]]:
     """Prompt and choice together as token ids, a list a choice; and how many of the prompt's tokens begin all of them.
+
+    side_by_side: how many threads encode, for an `encode` that waits for a server.
 
     A choice is encoded together with the text before it, as it would be had the program written it: behind "is: " the
     choice "A" is the token " A". Raises InvalidParameterError when there is nothing before the choices.
     """
     before = prompt_ids(prompt, encode, whole=whole)
-    found = []
-    for choice in choices:
-        joined = Prompt([*prompt.parts, choice], prompt.chat)
-        found.append(prompt_ids(joined, encode, whole=whole))
+
+    def joined(choice: str) -> list[int]:
+        return prompt_ids(Prompt([*prompt.parts, choice], prompt.chat), encode, whole=whole)
+
+    if side_by_side == 1:
+        found = [joined(choice) for choice in choices]
+    else:
+        with ThreadPoolExecutor(min(side_by_side, len(choices))) as threads:
+            found = list(threads.map(joined, choices))
     shared = min(_common(before, ids) for ids in found)
     shared = min(shared, *(len(ids) - 1 for ids in found))
     if shared < 1:
