@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -207,6 +208,24 @@ def test_so_many_grammars_are_kept(tmp_path: Path) -> None:
         compiler.compile(StructuredOutputs(regex=regex))
     stats = compiler.stats()
     assert (stats["grammars_compiled"], stats["grammar_cache_hits"]) == (len(regexes) + 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        (StructuredOutputs(regex="(ab"), "(unclosed group)"),
+        (StructuredOutputs(regex="[z-a]"), "invalid character class range"),
+        (StructuredOutputs(grammar="start: foo"), 'at 1(8): unknown name: "foo"'),
+        (
+            StructuredOutputs(grammar='start: "a" foo\nfoo: /(x/'),
+            'at 2(6): invalid regex "(x" (in regex): unclosed group',
+        ),
+    ],
+)
+def test_a_refusal_says_what_is_wrong(tmp_path: Path, wanted: StructuredOutputs, reason: str) -> None:
+    compiler, _, _ = _compiler(tmp_path)
+    with pytest.raises(InvalidParameterError, match=re.escape(reason)):
+        compiler.compile(wanted)
 
 
 def _drive(constraint: Constraint, token_ids: list[int]) -> None:

@@ -188,8 +188,15 @@ def _check(kind: str, value: Any, matcher: LLMatcher) -> None:
         if problem.startswith("NoExtension"):
             problem = "nothing satisfies it"
     if problem:
-        lines = problem.splitlines()
-        raise InvalidParameterError(f"structured.{kind}", value, f"what can be compiled ({lines[0][:300]})")
+        raise InvalidParameterError(f"structured.{kind}", value, f"one that compiles ({_reason(kind, problem)})")
+
+
+def _reason(kind: str, problem: str) -> str:
+    """The first line says where in the grammar it is; below it the place is drawn, and a regex's error told."""
+    lines = problem.splitlines()
+    error = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "")
+    where = "" if kind == "regex" and error else lines[0].removesuffix(" regex parse error:")
+    return f"{where} {error}".strip()[:300]
 
 
 def _parser_limits() -> Any:
