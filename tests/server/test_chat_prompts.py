@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +17,7 @@ from octavo.server.prompts import render_chat
 from octavo.tokenizer import Tokenizer
 from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.template_meter import METER_KEY
-from tests.support.live_server import LiveServer, serve
-from tests.support.tiny_llm import write_tiny_llm
+from tests.support.live_server import LiveServer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -74,12 +73,6 @@ def test_the_message_that_goes_on_is_not_changed() -> None:
 
 
 # Variables of the template
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with serve(write_tiny_llm(tmp_path_factory.mktemp("tiny"))) as server:
-        yield server
 
 
 def parameters(function: Callable[..., Any]) -> set[str]:

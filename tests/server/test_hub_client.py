@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,6 @@ from huggingface_hub.errors import ValidationError
 from tests.support import tool_templates
 from tests.support.live_server import LiveServer, serve
 from tests.support.tiny_llm import write_tiny_llm
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with serve(write_tiny_llm(tmp_path_factory.mktemp("tiny"))) as server:
-        yield server
 
 
 @pytest.fixture

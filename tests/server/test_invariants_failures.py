@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
 from pathlib import Path
@@ -19,7 +18,7 @@ from octavo.engine.client import EngineClient, EngineState
 from octavo.engine.replay import Entry, Replay
 from octavo.errors import DeadlineError, EngineUnavailableError, FrameError
 from octavo.params import SamplingParams
-from tests.support.clients import hear, open_client
+from tests.support.clients import hear, hit, open_client, until
 from tests.support.tiny_llm import write_tiny_llm
 
 ENDLESS = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True, seed=1)
@@ -28,18 +27,6 @@ ENDLESS = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True, seed=
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llm(tmp_path_factory.mktemp("tiny"))
-
-
-def hit(client: EngineClient, number: int) -> None:
-    assert client.engine_pid is not None
-    os.kill(client.engine_pid, number)
-
-
-async def until(condition: Any, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        await asyncio.sleep(0.005)
 
 
 # Clocks

@@ -9,17 +9,10 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.live_server import MODEL, LiveServer, serve
-from tests.support.tiny_llm import write_tiny_llm
+from tests.support.live_server import MODEL, LiveServer
 
 HI = [{"role": "user", "content": "hi"}]
 SAMPLED: dict[str, Any] = {"model": MODEL, "messages": HI, "seed": 7, "temperature": 1.0}
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with serve(write_tiny_llm(tmp_path_factory.mktemp("tiny"))) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

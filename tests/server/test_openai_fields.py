@@ -6,7 +6,6 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +13,12 @@ import httpx
 import pytest
 
 from octavo.params import SamplingParams
-from tests.support.live_server import LiveServer, serve
+from tests.support.live_server import LiveServer
 from tests.support.served import served
 from tests.support.sse import read_openai
 from tests.support.tiny_llm import write_tiny_llm
 
 HI = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with serve(write_tiny_llm(tmp_path_factory.mktemp("tiny"))) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def http(live: LiveServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=live.url, timeout=20) as client:
-        yield client
 
 
 def complete(http: httpx.Client, **fields: Any) -> dict[str, Any]:

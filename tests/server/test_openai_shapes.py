@@ -28,12 +28,6 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def http(live: LiveServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=live.url, timeout=20) as client:
-        yield client
-
-
 def refused(response: httpx.Response, status: int) -> dict[str, Any]:
     """The error of a response, once its shape is checked."""
     assert response.status_code == status, response.text

@@ -30,12 +30,6 @@ def live(folder: Path) -> Iterator[LiveServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def http(live: LiveServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=live.url, timeout=20) as client:
-        yield client
-
-
 ASKED = st.fixed_dictionaries(
     {"seed": st.integers(0, 1 << 40), "max_tokens": st.integers(1, 24), "n": st.integers(1, 4)},
     optional={

@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import jsonschema
 import pytest
 
 from tests.support import tool_templates
-from tests.support.live_server import LiveServer, serve
+from tests.support.live_server import serve
 from tests.support.sse import read_openai
 from tests.support.tiny_llm import write_tiny_llm
 
@@ -62,18 +61,6 @@ ROUTES = {
     "/v1/chat/completions": {"messages": HI, "seed": 1, "max_tokens": 200},
     "/v1/completions": {"prompt": "hi", "seed": 1, "max_tokens": 200},
 }
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with serve(write_tiny_llm(tmp_path_factory.mktemp("tiny"))) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def http(live: LiveServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=live.url, timeout=30) as client:
-        yield client
 
 
 def answer(http: httpx.Client, route: str, fields: dict[str, Any]) -> tuple[str, str]:

@@ -30,7 +30,18 @@ from octavo.errors import (
 from octavo.params import SamplingParams
 from tests.server import chaos, chaos_server
 from tests.support import clients
-from tests.support.clients import Heard, answers, assert_idle, hear, is_running, mixed_cases, open_client, submit_all
+from tests.support.clients import (
+    Heard,
+    answers,
+    assert_idle,
+    hear,
+    hit,
+    is_running,
+    mixed_cases,
+    open_client,
+    submit_all,
+    until,
+)
 from tests.support.faulty_engine import VARIABLE
 from tests.support.llms import environment
 from tests.support.tiny_llm import write_tiny_llm
@@ -58,18 +69,6 @@ def no_descriptor_leaks() -> Iterator[None]:
     before = clients.open_fds()
     yield
     assert clients.open_fds() == before
-
-
-def hit(client: EngineClient, number: int) -> None:
-    assert client.engine_pid is not None
-    os.kill(client.engine_pid, number)
-
-
-async def until(condition: Any, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        await asyncio.sleep(0.005)
 
 
 # Death and replay

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,21 +10,8 @@ import httpx
 import pytest
 
 from octavo.errors import OverloadedError, RequestFailedError
-from tests.support.live_server import LiveServer, serve
+from tests.support.live_server import LiveServer
 from tests.support.sse import events
-from tests.support.tiny_llm import write_tiny_llm
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with serve(write_tiny_llm(tmp_path_factory.mktemp("tiny"))) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def http(live: LiveServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=live.url, timeout=20) as client:
-        yield client
 
 
 def generate(http: httpx.Client, inputs: str = "hello", route: str = "/generate", **parameters: Any) -> httpx.Response:

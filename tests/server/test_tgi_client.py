@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.client_environments import client_python
-from tests.support.live_server import LiveServer, serve
-from tests.support.tiny_llm import write_tiny_llm
+from tests.support.live_server import LiveServer
 
 PROGRAM = """
 import asyncio, json, sys
@@ -54,12 +52,6 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def python() -> Path:
     return client_python("text-generation", "text-generation==0.7.0", "huggingface-hub<1")
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with serve(write_tiny_llm(tmp_path_factory.mktemp("tiny"))) as server:
-        yield server
 
 
 def test_the_client_of_tgi_works_unchanged(python: Path, live: LiveServer) -> None:

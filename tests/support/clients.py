@@ -22,6 +22,19 @@ from tests.support.llms import environment
 FAULTY = "tests.support.faulty_engine"
 
 
+def hit(client: EngineClient, number: int) -> None:
+    """A signal to its engine."""
+    assert client.engine_pid is not None
+    os.kill(client.engine_pid, number)
+
+
+async def until(condition: Any, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        await asyncio.sleep(0.005)
+
+
 @asynccontextmanager
 async def open_client(
     folder: Path, *, faults: dict[str, Any] | None = None, **tuning: Any
