@@ -136,7 +136,7 @@ def chat(s: ProgramState) -> None:
     s += system("Be brief.") + user("hi")
     s += assistant(gen("a", max_tokens=8, temperature=0))
     s += user("more")
-    s += assistant(gen("b", max_tokens=8, temperature=0))
+    s += assistant(gen("b", max_tokens=8, temperature=0, logprobs=1))
 
 
 def test_a_chat_runs_on_an_openai_endpoint(server: FullServer) -> None:
@@ -145,6 +145,8 @@ def test_a_chat_runs_on_an_openai_endpoint(server: FullServer) -> None:
     assert there["a"] == here["a"] == "".join(streamed.text_iter("a"))
     assert [each["role"] for each in there.messages()] == ["system", "user", "assistant", "user", "assistant"]
     assert there.messages() == streamed.messages()
+    assert there.get_meta_info("b")["logprobs"] == streamed.get_meta_info("b")["logprobs"]
+    assert len(streamed.get_meta_info("b")["logprobs"]["content"]) > 0
     assert there.text() == "".join(f"{each['role']}: {each['content']}\n" for each in there.messages())
 
 

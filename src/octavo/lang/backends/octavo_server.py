@@ -11,7 +11,7 @@ from octavo.errors import UnsupportedByBackendError
 from octavo.lang.backends.http import HttpClient, expecting
 from octavo.lang.backends.interface import Completion, Generated
 from octavo.lang.backends.tokens import choices_ids, parts_of, prompt_ids
-from octavo.lang.backends.wire import differing, structured_fields
+from octavo.lang.backends.wire import differing, gathered, generated_of, structured_fields
 from octavo.lang.cancellation import Cancellation
 from octavo.lang.choices import Scored
 from octavo.lang.prompt import Part, Prompt
@@ -90,12 +90,12 @@ class OctavoServer:
             body["structured_outputs"] = structured_fields(params.structured)
         with expecting(_SHAPE):
             if on_text is None or params.prompt_logprobs is not None:  # a server streams none of those
-                generated = _generated(self._post("/v1/completions", body, cancellation))
+                generated = generated_of(self._post("/v1/completions", body, cancellation))
                 if on_text is not None:
                     on_text(generated.completions[0].text)
                 return generated
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-            return _generated(_gathered(self._http.stream("/v1/completions", body, cancellation), params.n, on_text))
+            return generated_of(gathered(self._http.stream("/v1/completions", body, cancellation), params.n, on_text))
 
     def kept(self, completion: Completion, text: str) -> list[Part]:
         """The tokens that spell the text: all but the few at its end that were cut off, with the one that ended it."""
@@ -143,45 +143,3 @@ class OctavoServer:
 
     def flush_cache(self) -> None:
         raise UnsupportedByBackendError("an Octavo server has no route that empties its prefix cache; an LLM can do it")
-
-
-def _gathered(events: Any, n: int, on_text: Callable[[str], None]) -> dict[str, Any]:
-    """A streamed answer as if it had come whole."""
-    choices: list[dict[str, Any]] = [{"index": i, "text": "", "token_ids": []} for i in range(n)]
-    whole: dict[str, Any] = {"choices": choices}
-    for event in events:
-        whole["usage"] = event.get("usage") or whole.get("usage")
-        for delta in event.get("choices", ()):
-            choice = choices[delta["index"]]
-            choice["text"] += delta["text"]
-            choice["token_ids"] += delta.get("token_ids") or []
-            for name, values in (delta.get("logprobs") or {}).items():
-                choice.setdefault("logprobs", {}).setdefault(name, []).extend(values)
-            for name in ("finish_reason", "stop_reason", "seed"):
-                if delta.get(name) is not None:
-                    choice[name] = delta[name]
-            if delta["index"] == 0 and delta["text"]:
-                on_text(delta["text"])
-    return whole
-
-
-def _generated(answer: dict[str, Any]) -> Generated:
-    usage = answer.get("usage") or {}
-    choices = answer["choices"]
-    return Generated(
-        completions=[
-            Completion(
-                text=choice["text"],
-                finish_reason=choice.get("finish_reason"),
-                stop_reason=choice.get("stop_reason"),
-                token_ids=choice.get("token_ids"),
-                num_tokens=len(choice.get("token_ids") or ()),
-                logprobs=choice.get("logprobs"),
-            )
-            for choice in choices
-        ],
-        prompt_tokens=usage.get("prompt_tokens"),
-        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
-        prompt_logprobs=choices[0].get("prompt_logprobs"),
-        seed=choices[0].get("seed"),
-    )

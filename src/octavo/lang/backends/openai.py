@@ -9,7 +9,7 @@ from typing import Any
 from octavo.errors import UnsupportedByBackendError
 from octavo.lang.backends.http import HttpClient, expecting
 from octavo.lang.backends.interface import Completion, Generated
-from octavo.lang.backends.wire import differing
+from octavo.lang.backends.wire import differing, gathered, generated_of
 from octavo.lang.cancellation import Cancellation
 from octavo.lang.choices import Scored
 from octavo.lang.prompt import Part, Prompt
@@ -64,9 +64,9 @@ class OpenAIEndpoint:
         path = "/chat/completions" if self._chat else "/completions"
         with expecting("OpenAI's"):
             if on_text is None:
-                return _generated(self._http.post(path, body, cancellation))
+                return generated_of(self._http.post(path, body, cancellation))
             events = self._http.stream(path, {**body, "stream": True}, cancellation)
-            return _generated(_gathered(events, params.n, on_text))
+            return generated_of(gathered(events, params.n, on_text))
 
     def _body(self, prompt: Prompt, params: SamplingParams) -> dict[str, Any]:
         given = differing(params)
@@ -125,31 +125,3 @@ class OpenAIEndpoint:
 
     def flush_cache(self) -> None:
         raise UnsupportedByBackendError("an OpenAI endpoint has no route that empties its cache; an LLM can do it")
-
-
-def _gathered(events: Any, n: int, on_text: Callable[[str], None]) -> dict[str, Any]:
-    choices: list[dict[str, Any]] = [{"text": "", "finish_reason": None} for _ in range(n)]
-    for event in events:
-        for delta in event.get("choices", ()):
-            text = (delta["delta"].get("content") if "delta" in delta else delta.get("text")) or ""
-            choice = choices[delta["index"]]
-            choice["text"] += text
-            choice["finish_reason"] = delta.get("finish_reason") or choice["finish_reason"]
-            if delta["index"] == 0 and text:
-                on_text(text)
-    return {"choices": choices}
-
-
-def _generated(answer: dict[str, Any]) -> Generated:
-    usage = answer.get("usage") or {}
-    return Generated(
-        completions=[
-            Completion(
-                text=(choice["message"].get("content") or "") if "message" in choice else choice["text"],
-                finish_reason=choice.get("finish_reason"),
-                logprobs=choice.get("logprobs"),
-            )
-            for choice in answer["choices"]
-        ],
-        prompt_tokens=usage.get("prompt_tokens"),
-    )
