@@ -196,6 +196,7 @@ def test_any_constraint_holds_behind_thoughts(vocabulary: ByteVocabulary) -> Non
         ({"json_object": True}, "{}", "[]"),
         ({"regex": r"a/b+\n"}, "a/bb\n", "ab"),
         ({"choice": ["yes", 'n"o']}, 'n"o', "no"),
+        ({"choice": ["né", "\U0001f600"]}, "\U0001f600", "né "),
     ]
     for given, right, wrong in cases:
         free = behind_thoughts(StructuredOutputs(**given), THINK, thinking=False, control_ids=control_ids)

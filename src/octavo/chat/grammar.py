@@ -12,7 +12,7 @@ from octavo import limits
 from octavo.chat.formats import ARGS, CALL_ID, ReasoningFormat, ToolFormat
 from octavo.chat.tools import Tool, Tools
 from octavo.errors import InvalidParameterError
-from octavo.grammar.embedded import SPACES
+from octavo.grammar.embedded import SPACES, lark_choice
 from octavo.grammar.expansion import check_regex
 from octavo.grammar.json_schema import checked_schema
 from octavo.structured import StructuredOutputs
@@ -87,7 +87,7 @@ def _answer(structured: StructuredOutputs) -> list[str]:
         check_regex("structured.regex", structured.regex)
         return ["answer: ANSWER", f"ANSWER: /{_between_slashes(structured.regex)}/"]
     if structured.choice is not None:
-        return [f"answer: {' | '.join(map(json.dumps, structured.choice))}"]
+        return [f"answer: {lark_choice(structured.choice)}"]
     schema = checked_schema(structured.json if isinstance(structured.json, str) else '{"type": "object"}')
     spaces: dict[str, Any] = {"whitespace_flexible": False} if structured.disable_any_whitespace else _SPACED
     return [f"answer: %json {json.dumps({**_without_words(schema), 'x-guidance': spaces})}"]

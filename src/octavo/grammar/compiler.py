@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from octavo import limits
 from octavo.errors import InvalidParameterError
-from octavo.grammar.embedded import SPACES, bounded_schemas
+from octavo.grammar.embedded import SPACES, bounded_schemas, lark_choice
 from octavo.grammar.expansion import check_lark, check_regex
 from octavo.grammar.gbnf import is_gbnf, lark_from_gbnf
 from octavo.grammar.json_schema import checked_schema
@@ -168,9 +168,7 @@ def _source(kind: str, value: Any, tight: bool) -> str:
         check_regex("structured.regex", value)
         return LLMatcher.grammar_from_regex(value)
     if kind == "choice":
-        return LLMatcher.grammar_from_lark(
-            "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
-        )
+        return LLMatcher.grammar_from_lark(f"start: {lark_choice(value)}")
     lark = lark_from_gbnf(value) if is_gbnf(value) else value
     without, bounded = bounded_schemas("structured.grammar", lark)
     check_lark("structured.grammar", without)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from octavo import limits
@@ -16,6 +17,11 @@ SPACES = rf"[\x20\x0A\x0D\x09]{{1,{limits.MAX_JSON_SPACES}}}"
 _BEGINS = re.compile(r"%json\s*(?=\{)")
 _OPTIONS = "x-guidance"  # llguidance's own, which no schema has
 _PATTERNS = (SPACES, r"\x20")
+
+
+def lark_choice(texts: Sequence[str]) -> str:
+    """One of the texts, as an expression of Lark, whose strings are JSON's."""
+    return " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
 
 
 def bounded_schemas(field: str, lark: str) -> tuple[str, str]:
