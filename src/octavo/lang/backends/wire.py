@@ -39,7 +39,10 @@ def gathered(events: Iterable[Any], n: int, on_text: Callable[[str], None]) -> d
                 choice.setdefault("token_ids", []).extend(delta["token_ids"] or ())
             for name, values in (delta.get("logprobs") or {}).items():
                 logprobs = choice.setdefault("logprobs", {})
-                logprobs[name] = values if logprobs.get(name) is None else logprobs[name] + (values or [])
+                if logprobs.get(name) is None:
+                    logprobs[name] = values
+                else:
+                    logprobs[name] += values or ()
             for name in ("finish_reason", "stop_reason", "seed"):
                 if delta.get(name) is not None:
                     choice[name] = delta[name]
