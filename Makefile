@@ -29,7 +29,7 @@ run: $(INSTALLED) ## install Octavo in .venv, fetch the default model, answer a 
 	$(BIN)/octavo chat --temperature 0 --system "Answer in one short sentence." "What is the capital of France?"
 
 test: $(VENV)/octavo-dev native-test ## native tests, then all Python tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile  # two files at a time: much of it is waiting
 
 native-test: $(VENV)/tools
 	$(CMAKE_NATIVE) -B build/native-tests

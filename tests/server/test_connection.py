@@ -362,7 +362,7 @@ def test_i22_a_reader_that_stalls_costs_bounded_memory_and_is_cut_off(full: Full
         stalled.connect(("127.0.0.1", full.port))
         asked = {"n": 16, "temperature": 1.0, "logprobs": 5, "max_tokens": 200, "stream": True}
         stalled.sendall(completion_request(**asked, prompt=["a", "b", "c", "d"]))
-        full.wait_until(lambda: bool(full.uvicorn.server_state.tasks))
+        full.wait_until(lambda: full.server.admission.inside > 0)
         most = 0
 
         def cut_off() -> bool:

@@ -15,6 +15,7 @@ import pytest
 from octavo import limits
 from octavo.server.schema import REFUSED, ChatCompletionRequest, CompletionRequest
 from tests.support.live_server import LiveServer, serve
+from tests.support.pace import takes_at_most
 from tests.support.tiny_llm import write_tiny_llm
 
 HI = [{"role": "user", "content": "hi"}]
@@ -178,7 +179,7 @@ def test_i35_a_bomb_is_refused_at_once_and_slows_nobody_down(http: httpx.Client,
     begin = time.process_time()
     headers = {"content-type": "application/json"}
     refused(http.post("/v1/completions", content=bombs()[name], headers=headers), 400)
-    assert time.process_time() - begin < 1.0  # of this process: the server's and the client's
+    assert takes_at_most(time.process_time() - begin, 1.0)  # of this process: the server's and the client's
     assert http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1}).status_code == 200
 
 

@@ -68,7 +68,7 @@ def uvloop_has_its_descriptors() -> None:
 def no_descriptor_leaks() -> Iterator[None]:
     before = clients.open_fds()
     yield
-    assert clients.open_fds() == before
+    assert clients.open_fds() <= before  # one that was collected late may be gone
 
 
 # Death and replay
@@ -324,7 +324,9 @@ def test_a_model_that_is_not_there_is_said_in_the_loaders_words(tmp_path: Path) 
 def test_close_ends_streams_and_the_process_at_any_time(folder: Path) -> None:
     async def main() -> None:
         for moment in ("loading", "stopped", "running"):
-            client = EngineClient(EngineOptions(model=str(folder), kv_memory="2MB"), environment=environment())
+            options = EngineOptions(model=str(folder), kv_memory="2MB")
+            slowly = {**environment(), VARIABLE: json.dumps(SLOW)}  # else the stream may have ended before
+            client = EngineClient(options, environment=slowly, module=clients.FAULTY)
             await client.start()
             await asyncio.sleep(0.05)
             stream = client.submit("x", [5], ENDLESS)

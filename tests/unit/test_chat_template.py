@@ -14,6 +14,7 @@ from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.template_meter import METER_KEY, Meter
 from octavo.tokenizer.template_sandbox import TemplateEnvironment
 from octavo.weights.assets import TokenizerAssets
+from tests.support.pace import takes_at_most
 from tests.support.template_bombs import BOMBS, HARMLESS
 from tests.support.tokenizer_golden import byte_level_metadata
 
@@ -182,7 +183,7 @@ def test_a_hostile_template_ends_quickly_with_an_error(name: str) -> None:
     start = time.process_time()
     with pytest.raises(ChatTemplateError):
         render(BOMBS[name])
-    assert time.process_time() - start < 1.0
+    assert takes_at_most(time.process_time() - start, 1.0)
 
 
 @pytest.mark.parametrize("name", sorted(HARMLESS))

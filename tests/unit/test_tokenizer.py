@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from octavo.errors import InvalidParameterError, ModelFileError, UnsupportedModelError
 from octavo.tokenizer import Tokenizer
 from octavo.weights.assets import TokenizerAssets
+from tests.support.pace import takes_at_most
 from tests.support.tokenizer_golden import (
     CONTROL,
     FOLDER,
@@ -106,7 +107,7 @@ def test_smollm2_tokenizer_is_built_within_the_start_up_budget() -> None:
     tokenizer = Tokenizer.from_assets(assets)
     tokenizer.encode("Hello")
     # 0.15 s on the development machine.
-    assert time.process_time() - start < 0.8
+    assert takes_at_most(time.process_time() - start, 0.8)
 
 
 @pytest.mark.model
